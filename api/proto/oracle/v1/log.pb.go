@@ -1031,13 +1031,15 @@ func (x *DirectoryState) GetTimeMillis() int64 {
 }
 
 type RebalanceState struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rebalance     *Rebalance             `protobuf:"bytes,1,opt,name=rebalance,proto3" json:"rebalance,omitempty"`
-	Plan          *v1.Plan               `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
-	Steps         []*StepState           `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
-	Reverting     bool                   `protobuf:"varint,4,opt,name=reverting,proto3" json:"reverting,omitempty"`
-	TraceSeconds  float64                `protobuf:"fixed64,5,opt,name=trace_seconds,json=traceSeconds,proto3" json:"trace_seconds,omitempty"`
-	Stopping      bool                   `protobuf:"varint,6,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Rebalance    *Rebalance             `protobuf:"bytes,1,opt,name=rebalance,proto3" json:"rebalance,omitempty"`
+	Plan         *v1.Plan               `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
+	Steps        []*StepState           `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	Reverting    bool                   `protobuf:"varint,4,opt,name=reverting,proto3" json:"reverting,omitempty"`
+	TraceSeconds float64                `protobuf:"fixed64,5,opt,name=trace_seconds,json=traceSeconds,proto3" json:"trace_seconds,omitempty"`
+	Stopping     bool                   `protobuf:"varint,6,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	// The handoffs to make: the plan's steps, or when reverting the done ones backwards.
+	Moves         []*v1.Step `protobuf:"bytes,7,rep,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1112,6 +1114,13 @@ func (x *RebalanceState) GetStopping() bool {
 		return x.Stopping
 	}
 	return false
+}
+
+func (x *RebalanceState) GetMoves() []*v1.Step {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
 }
 
 type StepState struct {
@@ -1276,14 +1285,15 @@ const file_oracle_v1_log_proto_rawDesc = "" +
 	"rebalances\x18\b \x03(\v2\".kolocate.oracle.v1.RebalanceStateR\n" +
 	"rebalances\x12\x1f\n" +
 	"\vtime_millis\x18\t \x01(\x03R\n" +
-	"timeMillis\"\x8d\x02\n" +
+	"timeMillis\"\xbb\x02\n" +
 	"\x0eRebalanceState\x12;\n" +
 	"\trebalance\x18\x01 \x01(\v2\x1d.kolocate.oracle.v1.RebalanceR\trebalance\x12*\n" +
 	"\x04plan\x18\x02 \x01(\v2\x16.kolocate.plan.v1.PlanR\x04plan\x123\n" +
 	"\x05steps\x18\x03 \x03(\v2\x1d.kolocate.oracle.v1.StepStateR\x05steps\x12\x1c\n" +
 	"\treverting\x18\x04 \x01(\bR\treverting\x12#\n" +
 	"\rtrace_seconds\x18\x05 \x01(\x01R\ftraceSeconds\x12\x1a\n" +
-	"\bstopping\x18\x06 \x01(\bR\bstopping\"\xc3\x01\n" +
+	"\bstopping\x18\x06 \x01(\bR\bstopping\x12,\n" +
+	"\x05moves\x18\a \x03(\v2\x16.kolocate.plan.v1.StepR\x05moves\"\xc3\x01\n" +
 	"\tStepState\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.kolocate.oracle.v1.StepPhaseR\x05phase\x12\x18\n" +
 	"\ahandoff\x18\x02 \x01(\x04R\ahandoff\x12\x14\n" +
@@ -1335,6 +1345,7 @@ var file_oracle_v1_log_proto_goTypes = []any{
 	(RebalanceAction)(0),        // 19: kolocate.oracle.v1.RebalanceAction
 	(*PlacementSnapshot)(nil),   // 20: kolocate.oracle.v1.PlacementSnapshot
 	(*Rebalance)(nil),           // 21: kolocate.oracle.v1.Rebalance
+	(*v1.Step)(nil),             // 22: kolocate.plan.v1.Step
 }
 var file_oracle_v1_log_proto_depIdxs = []int32{
 	2,  // 0: kolocate.oracle.v1.LogEntry.store_founded:type_name -> kolocate.oracle.v1.StoreFounded
@@ -1360,12 +1371,13 @@ var file_oracle_v1_log_proto_depIdxs = []int32{
 	21, // 20: kolocate.oracle.v1.RebalanceState.rebalance:type_name -> kolocate.oracle.v1.Rebalance
 	18, // 21: kolocate.oracle.v1.RebalanceState.plan:type_name -> kolocate.plan.v1.Plan
 	14, // 22: kolocate.oracle.v1.RebalanceState.steps:type_name -> kolocate.oracle.v1.StepState
-	0,  // 23: kolocate.oracle.v1.StepState.phase:type_name -> kolocate.oracle.v1.StepPhase
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	22, // 23: kolocate.oracle.v1.RebalanceState.moves:type_name -> kolocate.plan.v1.Step
+	0,  // 24: kolocate.oracle.v1.StepState.phase:type_name -> kolocate.oracle.v1.StepPhase
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_oracle_v1_log_proto_init() }
