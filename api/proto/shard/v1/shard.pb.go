@@ -750,10 +750,13 @@ func (x *Claim) GetKeys() []uint32 {
 }
 
 type Propose struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Attempt       *Attempt               `protobuf:"bytes,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	Command       *v1.Command            `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
-	Claims        []*Claim               `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Attempt *Attempt               `protobuf:"bytes,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Command *v1.Command            `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	Claims  []*Claim               `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
+	// Every attempt of this coordinator numbered below is finished everywhere, or
+	// was decided retry: participants forget them and ignore what arrives late.
+	FinishedBelow uint64 `protobuf:"varint,4,opt,name=finished_below,json=finishedBelow,proto3" json:"finished_below,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -807,6 +810,13 @@ func (x *Propose) GetClaims() []*Claim {
 		return x.Claims
 	}
 	return nil
+}
+
+func (x *Propose) GetFinishedBelow() uint64 {
+	if x != nil {
+		return x.FinishedBelow
+	}
+	return 0
 }
 
 type Vote struct {
@@ -1403,8 +1413,10 @@ type HandoffChunk struct {
 	// Counts from 0 within an attempt.
 	Number uint64       `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	Keys   []*StagedKey `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
-	// CRC-32C of the encoded keys.
-	Checksum      uint32 `protobuf:"fixed32,5,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	// CRC-32C of the keys, records and acknowledgements in their canonical order.
+	Checksum      uint32          `protobuf:"fixed32,5,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	Records       []*Record       `protobuf:"bytes,6,rep,name=records,proto3" json:"records,omitempty"`
+	Acknowledged  []*Acknowledged `protobuf:"bytes,7,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1472,6 +1484,20 @@ func (x *HandoffChunk) GetChecksum() uint32 {
 		return x.Checksum
 	}
 	return 0
+}
+
+func (x *HandoffChunk) GetRecords() []*Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *HandoffChunk) GetAcknowledged() []*Acknowledged {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return nil
 }
 
 type StagedKey struct {
@@ -1623,8 +1649,9 @@ type HandoffFinal struct {
 	Records []*Record    `protobuf:"bytes,5,rep,name=records,proto3" json:"records,omitempty"`
 	Clock   uint64       `protobuf:"varint,6,opt,name=clock,proto3" json:"clock,omitempty"`
 	// Vertices of the handed slots that live elsewhere.
-	Exceptions    []*v1.Hint `protobuf:"bytes,7,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
-	Handoff       *Handoff   `protobuf:"bytes,8,opt,name=handoff,proto3" json:"handoff,omitempty"`
+	Exceptions    []*v1.Hint      `protobuf:"bytes,7,rep,name=exceptions,proto3" json:"exceptions,omitempty"`
+	Handoff       *Handoff        `protobuf:"bytes,8,opt,name=handoff,proto3" json:"handoff,omitempty"`
+	Acknowledged  []*Acknowledged `protobuf:"bytes,9,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1711,6 +1738,13 @@ func (x *HandoffFinal) GetExceptions() []*v1.Hint {
 func (x *HandoffFinal) GetHandoff() *Handoff {
 	if x != nil {
 		return x.Handoff
+	}
+	return nil
+}
+
+func (x *HandoffFinal) GetAcknowledged() []*Acknowledged {
+	if x != nil {
+		return x.Acknowledged
 	}
 	return nil
 }
@@ -1935,6 +1969,68 @@ func (x *Record) GetTimeMillis() int64 {
 	return 0
 }
 
+// Acknowledged is a client's mark: it has the results of all its commands below.
+type Acknowledged struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Client uint64                 `protobuf:"fixed64,1,opt,name=client,proto3" json:"client,omitempty"`
+	Below  uint64                 `protobuf:"varint,2,opt,name=below,proto3" json:"below,omitempty"`
+	// Log time of the client's last update, milliseconds since the Unix epoch.
+	TimeMillis    int64 `protobuf:"varint,3,opt,name=time_millis,json=timeMillis,proto3" json:"time_millis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Acknowledged) Reset() {
+	*x = Acknowledged{}
+	mi := &file_shard_v1_shard_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Acknowledged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Acknowledged) ProtoMessage() {}
+
+func (x *Acknowledged) ProtoReflect() protoreflect.Message {
+	mi := &file_shard_v1_shard_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Acknowledged.ProtoReflect.Descriptor instead.
+func (*Acknowledged) Descriptor() ([]byte, []int) {
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Acknowledged) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *Acknowledged) GetBelow() uint64 {
+	if x != nil {
+		return x.Below
+	}
+	return 0
+}
+
+func (x *Acknowledged) GetTimeMillis() int64 {
+	if x != nil {
+		return x.TimeMillis
+	}
+	return 0
+}
+
 // Entry is one entry of a shard's Raft log.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1965,7 +2061,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_shard_v1_shard_proto_msgTypes[25]
+	mi := &file_shard_v1_shard_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2073,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[25]
+	mi := &file_shard_v1_shard_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2086,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{25}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Entry) GetTimeMillis() int64 {
@@ -2248,7 +2344,7 @@ type Genesis struct {
 
 func (x *Genesis) Reset() {
 	*x = Genesis{}
-	mi := &file_shard_v1_shard_proto_msgTypes[26]
+	mi := &file_shard_v1_shard_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2356,7 @@ func (x *Genesis) String() string {
 func (*Genesis) ProtoMessage() {}
 
 func (x *Genesis) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[26]
+	mi := &file_shard_v1_shard_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2369,7 @@ func (x *Genesis) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Genesis.ProtoReflect.Descriptor instead.
 func (*Genesis) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{26}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Genesis) GetStore() string {
@@ -2307,7 +2403,7 @@ type SlotRange struct {
 
 func (x *SlotRange) Reset() {
 	*x = SlotRange{}
-	mi := &file_shard_v1_shard_proto_msgTypes[27]
+	mi := &file_shard_v1_shard_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2415,7 @@ func (x *SlotRange) String() string {
 func (*SlotRange) ProtoMessage() {}
 
 func (x *SlotRange) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[27]
+	mi := &file_shard_v1_shard_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2428,7 @@ func (x *SlotRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotRange.ProtoReflect.Descriptor instead.
 func (*SlotRange) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{27}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SlotRange) GetFirst() uint32 {
@@ -2358,7 +2454,7 @@ type Commands struct {
 
 func (x *Commands) Reset() {
 	*x = Commands{}
-	mi := &file_shard_v1_shard_proto_msgTypes[28]
+	mi := &file_shard_v1_shard_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2466,7 @@ func (x *Commands) String() string {
 func (*Commands) ProtoMessage() {}
 
 func (x *Commands) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[28]
+	mi := &file_shard_v1_shard_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2479,7 @@ func (x *Commands) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commands.ProtoReflect.Descriptor instead.
 func (*Commands) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{28}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Commands) GetCommands() []*Submitted {
@@ -2404,7 +2500,7 @@ type Submitted struct {
 
 func (x *Submitted) Reset() {
 	*x = Submitted{}
-	mi := &file_shard_v1_shard_proto_msgTypes[29]
+	mi := &file_shard_v1_shard_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2512,7 @@ func (x *Submitted) String() string {
 func (*Submitted) ProtoMessage() {}
 
 func (x *Submitted) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[29]
+	mi := &file_shard_v1_shard_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2525,7 @@ func (x *Submitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submitted.ProtoReflect.Descriptor instead.
 func (*Submitted) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{29}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Submitted) GetOrigin() uint64 {
@@ -2457,7 +2553,7 @@ type Begin struct {
 
 func (x *Begin) Reset() {
 	*x = Begin{}
-	mi := &file_shard_v1_shard_proto_msgTypes[30]
+	mi := &file_shard_v1_shard_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +2565,7 @@ func (x *Begin) String() string {
 func (*Begin) ProtoMessage() {}
 
 func (x *Begin) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[30]
+	mi := &file_shard_v1_shard_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +2578,7 @@ func (x *Begin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Begin.ProtoReflect.Descriptor instead.
 func (*Begin) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{30}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Begin) GetOrigin() uint64 {
@@ -2512,7 +2608,7 @@ type Decide struct {
 
 func (x *Decide) Reset() {
 	*x = Decide{}
-	mi := &file_shard_v1_shard_proto_msgTypes[31]
+	mi := &file_shard_v1_shard_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2620,7 @@ func (x *Decide) String() string {
 func (*Decide) ProtoMessage() {}
 
 func (x *Decide) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[31]
+	mi := &file_shard_v1_shard_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2633,7 @@ func (x *Decide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decide.ProtoReflect.Descriptor instead.
 func (*Decide) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{31}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Decide) GetDecision() *Decision {
@@ -2578,7 +2674,7 @@ type Inputs struct {
 
 func (x *Inputs) Reset() {
 	*x = Inputs{}
-	mi := &file_shard_v1_shard_proto_msgTypes[32]
+	mi := &file_shard_v1_shard_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2686,7 @@ func (x *Inputs) String() string {
 func (*Inputs) ProtoMessage() {}
 
 func (x *Inputs) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[32]
+	mi := &file_shard_v1_shard_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2699,7 @@ func (x *Inputs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inputs.ProtoReflect.Descriptor instead.
 func (*Inputs) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{32}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Inputs) GetAttempt() *Attempt {
@@ -2630,7 +2726,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_shard_v1_shard_proto_msgTypes[33]
+	mi := &file_shard_v1_shard_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2738,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[33]
+	mi := &file_shard_v1_shard_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2751,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{33}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Finish) GetAttempts() []*Attempt {
@@ -2674,7 +2770,7 @@ type HandoffBegin struct {
 
 func (x *HandoffBegin) Reset() {
 	*x = HandoffBegin{}
-	mi := &file_shard_v1_shard_proto_msgTypes[34]
+	mi := &file_shard_v1_shard_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2782,7 @@ func (x *HandoffBegin) String() string {
 func (*HandoffBegin) ProtoMessage() {}
 
 func (x *HandoffBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[34]
+	mi := &file_shard_v1_shard_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2795,7 @@ func (x *HandoffBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffBegin.ProtoReflect.Descriptor instead.
 func (*HandoffBegin) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{34}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HandoffBegin) GetHandoff() *Handoff {
@@ -2718,7 +2814,7 @@ type HandoffSeal struct {
 
 func (x *HandoffSeal) Reset() {
 	*x = HandoffSeal{}
-	mi := &file_shard_v1_shard_proto_msgTypes[35]
+	mi := &file_shard_v1_shard_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +2826,7 @@ func (x *HandoffSeal) String() string {
 func (*HandoffSeal) ProtoMessage() {}
 
 func (x *HandoffSeal) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[35]
+	mi := &file_shard_v1_shard_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +2839,7 @@ func (x *HandoffSeal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffSeal.ProtoReflect.Descriptor instead.
 func (*HandoffSeal) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{35}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HandoffSeal) GetId() uint64 {
@@ -2762,7 +2858,7 @@ type HandoffDone struct {
 
 func (x *HandoffDone) Reset() {
 	*x = HandoffDone{}
-	mi := &file_shard_v1_shard_proto_msgTypes[36]
+	mi := &file_shard_v1_shard_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2870,7 @@ func (x *HandoffDone) String() string {
 func (*HandoffDone) ProtoMessage() {}
 
 func (x *HandoffDone) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[36]
+	mi := &file_shard_v1_shard_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2883,7 @@ func (x *HandoffDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffDone.ProtoReflect.Descriptor instead.
 func (*HandoffDone) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{36}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HandoffDone) GetId() uint64 {
@@ -2807,7 +2903,7 @@ type HandoffRevoke struct {
 
 func (x *HandoffRevoke) Reset() {
 	*x = HandoffRevoke{}
-	mi := &file_shard_v1_shard_proto_msgTypes[37]
+	mi := &file_shard_v1_shard_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +2915,7 @@ func (x *HandoffRevoke) String() string {
 func (*HandoffRevoke) ProtoMessage() {}
 
 func (x *HandoffRevoke) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[37]
+	mi := &file_shard_v1_shard_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +2928,7 @@ func (x *HandoffRevoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffRevoke.ProtoReflect.Descriptor instead.
 func (*HandoffRevoke) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{37}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HandoffRevoke) GetId() uint64 {
@@ -2852,7 +2948,7 @@ type HandoffStage struct {
 
 func (x *HandoffStage) Reset() {
 	*x = HandoffStage{}
-	mi := &file_shard_v1_shard_proto_msgTypes[38]
+	mi := &file_shard_v1_shard_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +2960,7 @@ func (x *HandoffStage) String() string {
 func (*HandoffStage) ProtoMessage() {}
 
 func (x *HandoffStage) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[38]
+	mi := &file_shard_v1_shard_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +2973,7 @@ func (x *HandoffStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffStage.ProtoReflect.Descriptor instead.
 func (*HandoffStage) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{38}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HandoffStage) GetOffer() *HandoffOffer {
@@ -2904,7 +3000,7 @@ type HandoffTombstone struct {
 
 func (x *HandoffTombstone) Reset() {
 	*x = HandoffTombstone{}
-	mi := &file_shard_v1_shard_proto_msgTypes[39]
+	mi := &file_shard_v1_shard_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3012,7 @@ func (x *HandoffTombstone) String() string {
 func (*HandoffTombstone) ProtoMessage() {}
 
 func (x *HandoffTombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[39]
+	mi := &file_shard_v1_shard_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3025,7 @@ func (x *HandoffTombstone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandoffTombstone.ProtoReflect.Descriptor instead.
 func (*HandoffTombstone) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{39}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HandoffTombstone) GetId() uint64 {
@@ -2951,7 +3047,7 @@ type Housekeeping struct {
 
 func (x *Housekeeping) Reset() {
 	*x = Housekeeping{}
-	mi := &file_shard_v1_shard_proto_msgTypes[40]
+	mi := &file_shard_v1_shard_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3059,7 @@ func (x *Housekeeping) String() string {
 func (*Housekeeping) ProtoMessage() {}
 
 func (x *Housekeeping) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[40]
+	mi := &file_shard_v1_shard_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3072,7 @@ func (x *Housekeeping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Housekeeping.ProtoReflect.Descriptor instead.
 func (*Housekeeping) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{40}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Housekeeping) GetEpochKnownEverywhere() uint64 {
@@ -3004,7 +3100,7 @@ type MoveRequest struct {
 
 func (x *MoveRequest) Reset() {
 	*x = MoveRequest{}
-	mi := &file_shard_v1_shard_proto_msgTypes[41]
+	mi := &file_shard_v1_shard_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3112,7 @@ func (x *MoveRequest) String() string {
 func (*MoveRequest) ProtoMessage() {}
 
 func (x *MoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[41]
+	mi := &file_shard_v1_shard_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3125,7 @@ func (x *MoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRequest.ProtoReflect.Descriptor instead.
 func (*MoveRequest) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{41}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MoveRequest) GetHandoff() *Handoff {
@@ -3062,7 +3158,7 @@ type MoveProgress struct {
 
 func (x *MoveProgress) Reset() {
 	*x = MoveProgress{}
-	mi := &file_shard_v1_shard_proto_msgTypes[42]
+	mi := &file_shard_v1_shard_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3074,7 +3170,7 @@ func (x *MoveProgress) String() string {
 func (*MoveProgress) ProtoMessage() {}
 
 func (x *MoveProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[42]
+	mi := &file_shard_v1_shard_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3087,7 +3183,7 @@ func (x *MoveProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveProgress.ProtoReflect.Descriptor instead.
 func (*MoveProgress) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{42}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MoveProgress) GetId() uint64 {
@@ -3141,7 +3237,7 @@ type AbortMoveRequest struct {
 
 func (x *AbortMoveRequest) Reset() {
 	*x = AbortMoveRequest{}
-	mi := &file_shard_v1_shard_proto_msgTypes[43]
+	mi := &file_shard_v1_shard_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3249,7 @@ func (x *AbortMoveRequest) String() string {
 func (*AbortMoveRequest) ProtoMessage() {}
 
 func (x *AbortMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[43]
+	mi := &file_shard_v1_shard_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3262,7 @@ func (x *AbortMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMoveRequest.ProtoReflect.Descriptor instead.
 func (*AbortMoveRequest) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{43}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AbortMoveRequest) GetId() uint64 {
@@ -3184,7 +3280,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_shard_v1_shard_proto_msgTypes[44]
+	mi := &file_shard_v1_shard_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3292,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[44]
+	mi := &file_shard_v1_shard_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3305,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{44}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{45}
 }
 
 type StatusResponse struct {
@@ -3239,7 +3335,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_shard_v1_shard_proto_msgTypes[45]
+	mi := &file_shard_v1_shard_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3347,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shard_v1_shard_proto_msgTypes[45]
+	mi := &file_shard_v1_shard_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3360,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_shard_v1_shard_proto_rawDescGZIP(), []int{45}
+	return file_shard_v1_shard_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatusResponse) GetStore() string {
@@ -3437,11 +3533,12 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\"1\n" +
 	"\x05Claim\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
-	"\x04keys\x18\x02 \x03(\rR\x04keys\"\xa4\x01\n" +
+	"\x04keys\x18\x02 \x03(\rR\x04keys\"\xcb\x01\n" +
 	"\aPropose\x124\n" +
 	"\aattempt\x18\x01 \x01(\v2\x1a.kolocate.shard.v1.AttemptR\aattempt\x121\n" +
 	"\acommand\x18\x02 \x01(\v2\x17.kolocate.kv.v1.CommandR\acommand\x120\n" +
-	"\x06claims\x18\x03 \x03(\v2\x18.kolocate.shard.v1.ClaimR\x06claims\"\x9b\x02\n" +
+	"\x06claims\x18\x03 \x03(\v2\x18.kolocate.shard.v1.ClaimR\x06claims\x12%\n" +
+	"\x0efinished_below\x18\x04 \x01(\x04R\rfinishedBelow\"\x9b\x02\n" +
 	"\x04Vote\x124\n" +
 	"\aattempt\x18\x01 \x01(\v2\x1a.kolocate.shard.v1.AttemptR\aattempt\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12/\n" +
@@ -3482,13 +3579,15 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\x05slots\x18\x05 \x03(\rR\x05slots\"^\n" +
 	"\fHandoffOffer\x124\n" +
 	"\ahandoff\x18\x01 \x01(\v2\x1a.kolocate.shard.v1.HandoffR\ahandoff\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\x04R\aattempt\"\x9e\x01\n" +
+	"\aattempt\x18\x02 \x01(\x04R\aattempt\"\x98\x02\n" +
 	"\fHandoffChunk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x16\n" +
 	"\x06number\x18\x03 \x01(\x04R\x06number\x120\n" +
 	"\x04keys\x18\x04 \x03(\v2\x1c.kolocate.shard.v1.StagedKeyR\x04keys\x12\x1a\n" +
-	"\bchecksum\x18\x05 \x01(\aR\bchecksum\"g\n" +
+	"\bchecksum\x18\x05 \x01(\aR\bchecksum\x123\n" +
+	"\arecords\x18\x06 \x03(\v2\x19.kolocate.shard.v1.RecordR\arecords\x12C\n" +
+	"\facknowledged\x18\a \x03(\v2\x1f.kolocate.shard.v1.AcknowledgedR\facknowledged\"g\n" +
 	"\tStagedKey\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
 	"\adeleted\x18\x02 \x01(\bR\adeleted\x12\x14\n" +
@@ -3498,7 +3597,7 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x12\n" +
 	"\x04next\x18\x03 \x01(\x04R\x04next\x12\x18\n" +
-	"\arefused\x18\x04 \x01(\tR\arefused\"\xb9\x02\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\"\xfe\x02\n" +
 	"\fHandoffFinal\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x16\n" +
@@ -3509,7 +3608,8 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\n" +
 	"exceptions\x18\a \x03(\v2\x14.kolocate.kv.v1.HintR\n" +
 	"exceptions\x124\n" +
-	"\ahandoff\x18\b \x01(\v2\x1a.kolocate.shard.v1.HandoffR\ahandoff\"\"\n" +
+	"\ahandoff\x18\b \x01(\v2\x1a.kolocate.shard.v1.HandoffR\ahandoff\x12C\n" +
+	"\facknowledged\x18\t \x03(\v2\x1f.kolocate.shard.v1.AcknowledgedR\facknowledged\"\"\n" +
 	"\x10HandoffCommitted\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x1e\n" +
 	"\fHandoffAbort\x12\x0e\n" +
@@ -3523,6 +3623,11 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\x06result\x18\x03 \x01(\v2\x16.kolocate.kv.v1.ResultR\x06result\x12\x1a\n" +
 	"\bvertices\x18\x04 \x03(\fR\bvertices\x12\x1f\n" +
 	"\vtime_millis\x18\x05 \x01(\x03R\n" +
+	"timeMillis\"]\n" +
+	"\fAcknowledged\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x06R\x06client\x12\x14\n" +
+	"\x05below\x18\x02 \x01(\x04R\x05below\x12\x1f\n" +
+	"\vtime_millis\x18\x03 \x01(\x03R\n" +
 	"timeMillis\"\xf3\a\n" +
 	"\x05Entry\x12\x1f\n" +
 	"\vtime_millis\x18\x01 \x01(\x03R\n" +
@@ -3653,7 +3758,7 @@ func file_shard_v1_shard_proto_rawDescGZIP() []byte {
 }
 
 var file_shard_v1_shard_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_shard_v1_shard_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_shard_v1_shard_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_shard_v1_shard_proto_goTypes = []any{
 	(VoteKind)(0),              // 0: kolocate.shard.v1.VoteKind
 	(HandoffPhase)(0),          // 1: kolocate.shard.v1.HandoffPhase
@@ -3682,36 +3787,37 @@ var file_shard_v1_shard_proto_goTypes = []any{
 	(*HandoffAbort)(nil),       // 24: kolocate.shard.v1.HandoffAbort
 	(*HandoffAborted)(nil),     // 25: kolocate.shard.v1.HandoffAborted
 	(*Record)(nil),             // 26: kolocate.shard.v1.Record
-	(*Entry)(nil),              // 27: kolocate.shard.v1.Entry
-	(*Genesis)(nil),            // 28: kolocate.shard.v1.Genesis
-	(*SlotRange)(nil),          // 29: kolocate.shard.v1.SlotRange
-	(*Commands)(nil),           // 30: kolocate.shard.v1.Commands
-	(*Submitted)(nil),          // 31: kolocate.shard.v1.Submitted
-	(*Begin)(nil),              // 32: kolocate.shard.v1.Begin
-	(*Decide)(nil),             // 33: kolocate.shard.v1.Decide
-	(*Inputs)(nil),             // 34: kolocate.shard.v1.Inputs
-	(*Finish)(nil),             // 35: kolocate.shard.v1.Finish
-	(*HandoffBegin)(nil),       // 36: kolocate.shard.v1.HandoffBegin
-	(*HandoffSeal)(nil),        // 37: kolocate.shard.v1.HandoffSeal
-	(*HandoffDone)(nil),        // 38: kolocate.shard.v1.HandoffDone
-	(*HandoffRevoke)(nil),      // 39: kolocate.shard.v1.HandoffRevoke
-	(*HandoffStage)(nil),       // 40: kolocate.shard.v1.HandoffStage
-	(*HandoffTombstone)(nil),   // 41: kolocate.shard.v1.HandoffTombstone
-	(*Housekeeping)(nil),       // 42: kolocate.shard.v1.Housekeeping
-	(*MoveRequest)(nil),        // 43: kolocate.shard.v1.MoveRequest
-	(*MoveProgress)(nil),       // 44: kolocate.shard.v1.MoveProgress
-	(*AbortMoveRequest)(nil),   // 45: kolocate.shard.v1.AbortMoveRequest
-	(*StatusRequest)(nil),      // 46: kolocate.shard.v1.StatusRequest
-	(*StatusResponse)(nil),     // 47: kolocate.shard.v1.StatusResponse
-	(*v1.Request)(nil),         // 48: kolocate.kv.v1.Request
-	(*v1.Command)(nil),         // 49: kolocate.kv.v1.Command
-	(*v1.Hint)(nil),            // 50: kolocate.kv.v1.Hint
-	(*v1.Result)(nil),          // 51: kolocate.kv.v1.Result
-	(*v1.KeyValue)(nil),        // 52: kolocate.kv.v1.KeyValue
-	(*v1.ExecuteResponse)(nil), // 53: kolocate.kv.v1.ExecuteResponse
+	(*Acknowledged)(nil),       // 27: kolocate.shard.v1.Acknowledged
+	(*Entry)(nil),              // 28: kolocate.shard.v1.Entry
+	(*Genesis)(nil),            // 29: kolocate.shard.v1.Genesis
+	(*SlotRange)(nil),          // 30: kolocate.shard.v1.SlotRange
+	(*Commands)(nil),           // 31: kolocate.shard.v1.Commands
+	(*Submitted)(nil),          // 32: kolocate.shard.v1.Submitted
+	(*Begin)(nil),              // 33: kolocate.shard.v1.Begin
+	(*Decide)(nil),             // 34: kolocate.shard.v1.Decide
+	(*Inputs)(nil),             // 35: kolocate.shard.v1.Inputs
+	(*Finish)(nil),             // 36: kolocate.shard.v1.Finish
+	(*HandoffBegin)(nil),       // 37: kolocate.shard.v1.HandoffBegin
+	(*HandoffSeal)(nil),        // 38: kolocate.shard.v1.HandoffSeal
+	(*HandoffDone)(nil),        // 39: kolocate.shard.v1.HandoffDone
+	(*HandoffRevoke)(nil),      // 40: kolocate.shard.v1.HandoffRevoke
+	(*HandoffStage)(nil),       // 41: kolocate.shard.v1.HandoffStage
+	(*HandoffTombstone)(nil),   // 42: kolocate.shard.v1.HandoffTombstone
+	(*Housekeeping)(nil),       // 43: kolocate.shard.v1.Housekeeping
+	(*MoveRequest)(nil),        // 44: kolocate.shard.v1.MoveRequest
+	(*MoveProgress)(nil),       // 45: kolocate.shard.v1.MoveProgress
+	(*AbortMoveRequest)(nil),   // 46: kolocate.shard.v1.AbortMoveRequest
+	(*StatusRequest)(nil),      // 47: kolocate.shard.v1.StatusRequest
+	(*StatusResponse)(nil),     // 48: kolocate.shard.v1.StatusResponse
+	(*v1.Request)(nil),         // 49: kolocate.kv.v1.Request
+	(*v1.Command)(nil),         // 50: kolocate.kv.v1.Command
+	(*v1.Hint)(nil),            // 51: kolocate.kv.v1.Hint
+	(*v1.Result)(nil),          // 52: kolocate.kv.v1.Result
+	(*v1.KeyValue)(nil),        // 53: kolocate.kv.v1.KeyValue
+	(*v1.ExecuteResponse)(nil), // 54: kolocate.kv.v1.ExecuteResponse
 }
 var file_shard_v1_shard_proto_depIdxs = []int32{
-	48, // 0: kolocate.shard.v1.ForwardRequest.requests:type_name -> kolocate.kv.v1.Request
+	49, // 0: kolocate.shard.v1.ForwardRequest.requests:type_name -> kolocate.kv.v1.Request
 	5,  // 1: kolocate.shard.v1.Envelope.messages:type_name -> kolocate.shard.v1.Message
 	9,  // 2: kolocate.shard.v1.Message.propose:type_name -> kolocate.shard.v1.Propose
 	10, // 3: kolocate.shard.v1.Message.vote:type_name -> kolocate.shard.v1.Vote
@@ -3728,77 +3834,80 @@ var file_shard_v1_shard_proto_depIdxs = []int32{
 	24, // 14: kolocate.shard.v1.Message.handoff_abort:type_name -> kolocate.shard.v1.HandoffAbort
 	25, // 15: kolocate.shard.v1.Message.handoff_aborted:type_name -> kolocate.shard.v1.HandoffAborted
 	6,  // 16: kolocate.shard.v1.Propose.attempt:type_name -> kolocate.shard.v1.Attempt
-	49, // 17: kolocate.shard.v1.Propose.command:type_name -> kolocate.kv.v1.Command
+	50, // 17: kolocate.shard.v1.Propose.command:type_name -> kolocate.kv.v1.Command
 	8,  // 18: kolocate.shard.v1.Propose.claims:type_name -> kolocate.shard.v1.Claim
 	6,  // 19: kolocate.shard.v1.Vote.attempt:type_name -> kolocate.shard.v1.Attempt
 	0,  // 20: kolocate.shard.v1.Vote.kind:type_name -> kolocate.shard.v1.VoteKind
 	7,  // 21: kolocate.shard.v1.Vote.timestamp:type_name -> kolocate.shard.v1.Timestamp
-	50, // 22: kolocate.shard.v1.Vote.hints:type_name -> kolocate.kv.v1.Hint
-	51, // 23: kolocate.shard.v1.Vote.result:type_name -> kolocate.kv.v1.Result
+	51, // 22: kolocate.shard.v1.Vote.hints:type_name -> kolocate.kv.v1.Hint
+	52, // 23: kolocate.shard.v1.Vote.result:type_name -> kolocate.kv.v1.Result
 	6,  // 24: kolocate.shard.v1.Decision.attempt:type_name -> kolocate.shard.v1.Attempt
 	7,  // 25: kolocate.shard.v1.Decision.timestamp:type_name -> kolocate.shard.v1.Timestamp
 	6,  // 26: kolocate.shard.v1.Inquiry.attempt:type_name -> kolocate.shard.v1.Attempt
 	6,  // 27: kolocate.shard.v1.Input.attempt:type_name -> kolocate.shard.v1.Attempt
 	13, // 28: kolocate.shard.v1.Input.states:type_name -> kolocate.shard.v1.KeyState
-	52, // 29: kolocate.shard.v1.Input.scanned:type_name -> kolocate.kv.v1.KeyValue
+	53, // 29: kolocate.shard.v1.Input.scanned:type_name -> kolocate.kv.v1.KeyValue
 	6,  // 30: kolocate.shard.v1.Return.attempt:type_name -> kolocate.shard.v1.Attempt
 	13, // 31: kolocate.shard.v1.Return.states:type_name -> kolocate.shard.v1.KeyState
-	51, // 32: kolocate.shard.v1.Return.result:type_name -> kolocate.kv.v1.Result
+	52, // 32: kolocate.shard.v1.Return.result:type_name -> kolocate.kv.v1.Result
 	6,  // 33: kolocate.shard.v1.ReturnAck.attempt:type_name -> kolocate.shard.v1.Attempt
 	17, // 34: kolocate.shard.v1.HandoffOffer.handoff:type_name -> kolocate.shard.v1.Handoff
 	20, // 35: kolocate.shard.v1.HandoffChunk.keys:type_name -> kolocate.shard.v1.StagedKey
-	20, // 36: kolocate.shard.v1.HandoffFinal.keys:type_name -> kolocate.shard.v1.StagedKey
-	26, // 37: kolocate.shard.v1.HandoffFinal.records:type_name -> kolocate.shard.v1.Record
-	50, // 38: kolocate.shard.v1.HandoffFinal.exceptions:type_name -> kolocate.kv.v1.Hint
-	17, // 39: kolocate.shard.v1.HandoffFinal.handoff:type_name -> kolocate.shard.v1.Handoff
-	51, // 40: kolocate.shard.v1.Record.result:type_name -> kolocate.kv.v1.Result
-	28, // 41: kolocate.shard.v1.Entry.genesis:type_name -> kolocate.shard.v1.Genesis
-	30, // 42: kolocate.shard.v1.Entry.commands:type_name -> kolocate.shard.v1.Commands
-	32, // 43: kolocate.shard.v1.Entry.begin:type_name -> kolocate.shard.v1.Begin
-	33, // 44: kolocate.shard.v1.Entry.decide:type_name -> kolocate.shard.v1.Decide
-	34, // 45: kolocate.shard.v1.Entry.inputs:type_name -> kolocate.shard.v1.Inputs
-	15, // 46: kolocate.shard.v1.Entry.return:type_name -> kolocate.shard.v1.Return
-	35, // 47: kolocate.shard.v1.Entry.finish:type_name -> kolocate.shard.v1.Finish
-	36, // 48: kolocate.shard.v1.Entry.handoff_begin:type_name -> kolocate.shard.v1.HandoffBegin
-	37, // 49: kolocate.shard.v1.Entry.handoff_seal:type_name -> kolocate.shard.v1.HandoffSeal
-	38, // 50: kolocate.shard.v1.Entry.handoff_done:type_name -> kolocate.shard.v1.HandoffDone
-	39, // 51: kolocate.shard.v1.Entry.handoff_revoke:type_name -> kolocate.shard.v1.HandoffRevoke
-	40, // 52: kolocate.shard.v1.Entry.handoff_stage:type_name -> kolocate.shard.v1.HandoffStage
-	22, // 53: kolocate.shard.v1.Entry.handoff_commit:type_name -> kolocate.shard.v1.HandoffFinal
-	41, // 54: kolocate.shard.v1.Entry.handoff_tombstone:type_name -> kolocate.shard.v1.HandoffTombstone
-	42, // 55: kolocate.shard.v1.Entry.housekeeping:type_name -> kolocate.shard.v1.Housekeeping
-	29, // 56: kolocate.shard.v1.Genesis.slots:type_name -> kolocate.shard.v1.SlotRange
-	31, // 57: kolocate.shard.v1.Commands.commands:type_name -> kolocate.shard.v1.Submitted
-	49, // 58: kolocate.shard.v1.Submitted.command:type_name -> kolocate.kv.v1.Command
-	9,  // 59: kolocate.shard.v1.Begin.propose:type_name -> kolocate.shard.v1.Propose
-	11, // 60: kolocate.shard.v1.Decide.decision:type_name -> kolocate.shard.v1.Decision
-	0,  // 61: kolocate.shard.v1.Decide.reason:type_name -> kolocate.shard.v1.VoteKind
-	50, // 62: kolocate.shard.v1.Decide.hints:type_name -> kolocate.kv.v1.Hint
-	51, // 63: kolocate.shard.v1.Decide.result:type_name -> kolocate.kv.v1.Result
-	6,  // 64: kolocate.shard.v1.Inputs.attempt:type_name -> kolocate.shard.v1.Attempt
-	14, // 65: kolocate.shard.v1.Inputs.inputs:type_name -> kolocate.shard.v1.Input
-	6,  // 66: kolocate.shard.v1.Finish.attempts:type_name -> kolocate.shard.v1.Attempt
-	17, // 67: kolocate.shard.v1.HandoffBegin.handoff:type_name -> kolocate.shard.v1.Handoff
-	18, // 68: kolocate.shard.v1.HandoffStage.offer:type_name -> kolocate.shard.v1.HandoffOffer
-	19, // 69: kolocate.shard.v1.HandoffStage.chunk:type_name -> kolocate.shard.v1.HandoffChunk
-	17, // 70: kolocate.shard.v1.MoveRequest.handoff:type_name -> kolocate.shard.v1.Handoff
-	1,  // 71: kolocate.shard.v1.MoveProgress.phase:type_name -> kolocate.shard.v1.HandoffPhase
-	44, // 72: kolocate.shard.v1.StatusResponse.handoffs:type_name -> kolocate.shard.v1.MoveProgress
-	4,  // 73: kolocate.shard.v1.Peer.Deliver:input_type -> kolocate.shard.v1.Envelope
-	2,  // 74: kolocate.shard.v1.Peer.Forward:input_type -> kolocate.shard.v1.ForwardRequest
-	43, // 75: kolocate.shard.v1.Control.Move:input_type -> kolocate.shard.v1.MoveRequest
-	45, // 76: kolocate.shard.v1.Control.AbortMove:input_type -> kolocate.shard.v1.AbortMoveRequest
-	46, // 77: kolocate.shard.v1.Control.Status:input_type -> kolocate.shard.v1.StatusRequest
-	3,  // 78: kolocate.shard.v1.Peer.Deliver:output_type -> kolocate.shard.v1.DeliverAck
-	53, // 79: kolocate.shard.v1.Peer.Forward:output_type -> kolocate.kv.v1.ExecuteResponse
-	44, // 80: kolocate.shard.v1.Control.Move:output_type -> kolocate.shard.v1.MoveProgress
-	44, // 81: kolocate.shard.v1.Control.AbortMove:output_type -> kolocate.shard.v1.MoveProgress
-	47, // 82: kolocate.shard.v1.Control.Status:output_type -> kolocate.shard.v1.StatusResponse
-	78, // [78:83] is the sub-list for method output_type
-	73, // [73:78] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	26, // 36: kolocate.shard.v1.HandoffChunk.records:type_name -> kolocate.shard.v1.Record
+	27, // 37: kolocate.shard.v1.HandoffChunk.acknowledged:type_name -> kolocate.shard.v1.Acknowledged
+	20, // 38: kolocate.shard.v1.HandoffFinal.keys:type_name -> kolocate.shard.v1.StagedKey
+	26, // 39: kolocate.shard.v1.HandoffFinal.records:type_name -> kolocate.shard.v1.Record
+	51, // 40: kolocate.shard.v1.HandoffFinal.exceptions:type_name -> kolocate.kv.v1.Hint
+	17, // 41: kolocate.shard.v1.HandoffFinal.handoff:type_name -> kolocate.shard.v1.Handoff
+	27, // 42: kolocate.shard.v1.HandoffFinal.acknowledged:type_name -> kolocate.shard.v1.Acknowledged
+	52, // 43: kolocate.shard.v1.Record.result:type_name -> kolocate.kv.v1.Result
+	29, // 44: kolocate.shard.v1.Entry.genesis:type_name -> kolocate.shard.v1.Genesis
+	31, // 45: kolocate.shard.v1.Entry.commands:type_name -> kolocate.shard.v1.Commands
+	33, // 46: kolocate.shard.v1.Entry.begin:type_name -> kolocate.shard.v1.Begin
+	34, // 47: kolocate.shard.v1.Entry.decide:type_name -> kolocate.shard.v1.Decide
+	35, // 48: kolocate.shard.v1.Entry.inputs:type_name -> kolocate.shard.v1.Inputs
+	15, // 49: kolocate.shard.v1.Entry.return:type_name -> kolocate.shard.v1.Return
+	36, // 50: kolocate.shard.v1.Entry.finish:type_name -> kolocate.shard.v1.Finish
+	37, // 51: kolocate.shard.v1.Entry.handoff_begin:type_name -> kolocate.shard.v1.HandoffBegin
+	38, // 52: kolocate.shard.v1.Entry.handoff_seal:type_name -> kolocate.shard.v1.HandoffSeal
+	39, // 53: kolocate.shard.v1.Entry.handoff_done:type_name -> kolocate.shard.v1.HandoffDone
+	40, // 54: kolocate.shard.v1.Entry.handoff_revoke:type_name -> kolocate.shard.v1.HandoffRevoke
+	41, // 55: kolocate.shard.v1.Entry.handoff_stage:type_name -> kolocate.shard.v1.HandoffStage
+	22, // 56: kolocate.shard.v1.Entry.handoff_commit:type_name -> kolocate.shard.v1.HandoffFinal
+	42, // 57: kolocate.shard.v1.Entry.handoff_tombstone:type_name -> kolocate.shard.v1.HandoffTombstone
+	43, // 58: kolocate.shard.v1.Entry.housekeeping:type_name -> kolocate.shard.v1.Housekeeping
+	30, // 59: kolocate.shard.v1.Genesis.slots:type_name -> kolocate.shard.v1.SlotRange
+	32, // 60: kolocate.shard.v1.Commands.commands:type_name -> kolocate.shard.v1.Submitted
+	50, // 61: kolocate.shard.v1.Submitted.command:type_name -> kolocate.kv.v1.Command
+	9,  // 62: kolocate.shard.v1.Begin.propose:type_name -> kolocate.shard.v1.Propose
+	11, // 63: kolocate.shard.v1.Decide.decision:type_name -> kolocate.shard.v1.Decision
+	0,  // 64: kolocate.shard.v1.Decide.reason:type_name -> kolocate.shard.v1.VoteKind
+	51, // 65: kolocate.shard.v1.Decide.hints:type_name -> kolocate.kv.v1.Hint
+	52, // 66: kolocate.shard.v1.Decide.result:type_name -> kolocate.kv.v1.Result
+	6,  // 67: kolocate.shard.v1.Inputs.attempt:type_name -> kolocate.shard.v1.Attempt
+	14, // 68: kolocate.shard.v1.Inputs.inputs:type_name -> kolocate.shard.v1.Input
+	6,  // 69: kolocate.shard.v1.Finish.attempts:type_name -> kolocate.shard.v1.Attempt
+	17, // 70: kolocate.shard.v1.HandoffBegin.handoff:type_name -> kolocate.shard.v1.Handoff
+	18, // 71: kolocate.shard.v1.HandoffStage.offer:type_name -> kolocate.shard.v1.HandoffOffer
+	19, // 72: kolocate.shard.v1.HandoffStage.chunk:type_name -> kolocate.shard.v1.HandoffChunk
+	17, // 73: kolocate.shard.v1.MoveRequest.handoff:type_name -> kolocate.shard.v1.Handoff
+	1,  // 74: kolocate.shard.v1.MoveProgress.phase:type_name -> kolocate.shard.v1.HandoffPhase
+	45, // 75: kolocate.shard.v1.StatusResponse.handoffs:type_name -> kolocate.shard.v1.MoveProgress
+	4,  // 76: kolocate.shard.v1.Peer.Deliver:input_type -> kolocate.shard.v1.Envelope
+	2,  // 77: kolocate.shard.v1.Peer.Forward:input_type -> kolocate.shard.v1.ForwardRequest
+	44, // 78: kolocate.shard.v1.Control.Move:input_type -> kolocate.shard.v1.MoveRequest
+	46, // 79: kolocate.shard.v1.Control.AbortMove:input_type -> kolocate.shard.v1.AbortMoveRequest
+	47, // 80: kolocate.shard.v1.Control.Status:input_type -> kolocate.shard.v1.StatusRequest
+	3,  // 81: kolocate.shard.v1.Peer.Deliver:output_type -> kolocate.shard.v1.DeliverAck
+	54, // 82: kolocate.shard.v1.Peer.Forward:output_type -> kolocate.kv.v1.ExecuteResponse
+	45, // 83: kolocate.shard.v1.Control.Move:output_type -> kolocate.shard.v1.MoveProgress
+	45, // 84: kolocate.shard.v1.Control.AbortMove:output_type -> kolocate.shard.v1.MoveProgress
+	48, // 85: kolocate.shard.v1.Control.Status:output_type -> kolocate.shard.v1.StatusResponse
+	81, // [81:86] is the sub-list for method output_type
+	76, // [76:81] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_shard_v1_shard_proto_init() }
@@ -3822,7 +3931,7 @@ func file_shard_v1_shard_proto_init() {
 		(*Message_HandoffAbort)(nil),
 		(*Message_HandoffAborted)(nil),
 	}
-	file_shard_v1_shard_proto_msgTypes[25].OneofWrappers = []any{
+	file_shard_v1_shard_proto_msgTypes[26].OneofWrappers = []any{
 		(*Entry_Genesis)(nil),
 		(*Entry_Commands)(nil),
 		(*Entry_Begin)(nil),
@@ -3845,7 +3954,7 @@ func file_shard_v1_shard_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shard_v1_shard_proto_rawDesc), len(file_shard_v1_shard_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
