@@ -1450,8 +1450,10 @@ type Op struct {
 	Value []byte                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
 	Delta int64                  `protobuf:"zigzag64,4,opt,name=delta,proto3" json:"delta,omitempty"`
 	// Scans: exclusive end (empty: the end of the vertex or keyspace) and limit.
-	End           []byte `protobuf:"bytes,5,opt,name=end,proto3" json:"end,omitempty"`
-	Limit         uint32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	End   []byte `protobuf:"bytes,5,opt,name=end,proto3" json:"end,omitempty"`
+	Limit uint32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	// OP_KIND_SCAN_VERTEX: begin at the vertex's first key; key only names the vertex.
+	FromFirst     bool `protobuf:"varint,7,opt,name=from_first,json=fromFirst,proto3" json:"from_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1526,6 +1528,13 @@ func (x *Op) GetLimit() uint32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *Op) GetFromFirst() bool {
+	if x != nil {
+		return x.FromFirst
+	}
+	return false
 }
 
 type Result struct {
@@ -2070,14 +2079,16 @@ const file_kv_v1_kv_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12/\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.kolocate.kv.v1.CompareKindR\x04kind\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\x04R\aversion\"\x96\x01\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\"\xb5\x01\n" +
 	"\x02Op\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.kolocate.kv.v1.OpKindR\x04kind\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12\x14\n" +
 	"\x05delta\x18\x04 \x01(\x12R\x05delta\x12\x10\n" +
 	"\x03end\x18\x05 \x01(\fR\x03end\x12\x14\n" +
-	"\x05limit\x18\x06 \x01(\rR\x05limit\"l\n" +
+	"\x05limit\x18\x06 \x01(\rR\x05limit\x12\x1d\n" +
+	"\n" +
+	"from_first\x18\a \x01(\bR\tfromFirst\"l\n" +
 	"\x06Result\x12\x1c\n" +
 	"\tsucceeded\x18\x01 \x01(\bR\tsucceeded\x12*\n" +
 	"\x03ops\x18\x02 \x03(\v2\x18.kolocate.kv.v1.OpResultR\x03ops\x12\x18\n" +
