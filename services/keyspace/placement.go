@@ -181,3 +181,15 @@ func Diff(from, to *Placement) Delta {
 	})
 	return d
 }
+
+// Counts returns the number of slots and of overrides at each shard.
+func (p *Placement) Counts() (slots, overrides map[ShardID]int) {
+	slots, overrides = map[ShardID]int{}, map[ShardID]int{}
+	for _, shard := range p.slots {
+		slots[shard]++
+	}
+	for _, shard := range p.overrides {
+		overrides[shard]++
+	}
+	return slots, overrides
+}

@@ -229,3 +229,11 @@ func (d *Directory) Plan(name string) (*planv1.Plan, error) {
 	}
 	return proto.CloneOf(state.GetPlan()), nil
 }
+
+// Newest returns the public form of the newest rebalance, or nil.
+func (d *Directory) Newest() *oraclev1.Rebalance {
+	if len(d.rebalances) == 0 {
+		return nil
+	}
+	return View(d.rebalances[len(d.rebalances)-1])
+}
