@@ -35,7 +35,7 @@ start_engine() {
   # the cache deletes everything.
   arguments=(--data-root "$ENGINE_STATE/data" --pidfile "$ENGINE_STATE/dockerd.pid" --default-cgroupns-mode private)
   if [[ -n $missing ]]; then
-    say "this host withholds $missing: containers run through a runtime that does not ask for it"
+    progress "this host withholds $missing: containers run through a runtime that does not ask for it"
     write_oci_runtime "$ENGINE_STATE/oci-runtime" "$(command -v runc)" "$missing"
     arguments+=(--add-runtime "trimmed=$ENGINE_STATE/oci-runtime" --default-runtime trimmed)
   fi
@@ -80,7 +80,7 @@ engine_down() {
   pid=$(engine_pid) || return 0
   running=$(timeout 20 docker ps --quiet | wc -l)
   if ((running > 0)); then
-    say "the Docker engine (process $pid) goes on running: $running containers are still in it"
+    progress "the Docker engine (process $pid) goes on running: $running containers are still in it"
     return 0
   fi
   kill "$pid"

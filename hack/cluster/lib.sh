@@ -2,26 +2,19 @@
 # Copyright The Kolocate Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# What every script under hack/cluster, hack/kube and hack/images shares: where
-# built parts are kept, progress lines, locks and Debian packages. It is sourced
-# and does nothing by itself.
+# What the scripts under hack/cluster, hack/kube and hack/images share beyond
+# hack/lib.sh: timed steps, locks and Debian packages. It is sourced and does
+# nothing by itself.
 #
 # Standard output carries results only (paths, names), standard error carries
 # progress, so that scripts can be used inside $(...).
 
-# KOLOCATE_CACHE holds everything that is built or downloaded. It lies outside
-# the checkout so that a fresh clone finds the parts of the one before.
-KOLOCATE_CACHE=${KOLOCATE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kolocate}
+# shellcheck source=hack/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+
+KOLOCATE_CACHE=$(cache_dir)
 export KOLOCATE_CACHE
 mkdir -p "$KOLOCATE_CACHE/log" "$KOLOCATE_CACHE/lock"
-
-say() { printf '%s\n' "$*" >&2; }
-
-# die MESSAGE...: ends the script with status 1.
-die() {
-  say "error: $*"
-  exit 1
-}
 
 # step NAME TEXT COMMAND...: runs COMMAND with its output in log/NAME.log and
 # prints "TEXT ... done in N s". If COMMAND fails, the end of the log is shown
@@ -30,7 +23,7 @@ die() {
 step() {
   local name=$1 text=$2 log=$KOLOCATE_CACHE/log/$1.log start=$SECONDS status=0
   shift 2
-  printf '%s ... ' "$text" >&2
+  printf '==> %s ... ' "$text" >&2
   set +e
   (
     set -e
@@ -39,11 +32,11 @@ step() {
   status=$?
   set -e
   if ((status != 0)); then
-    say "failed after $((SECONDS - start)) s"
+    printf 'failed after %s s\n' "$((SECONDS - start))" >&2
     tail -n 40 "$log" | sed 's/^/  | /' >&2
     die "$text: exit status $status; the whole output of step $name is in $log"
   fi
-  say "done in $((SECONDS - start)) s"
+  printf 'done in %s s\n' "$((SECONDS - start))" >&2
 }
 
 # locked NAME: holds lock NAME until the calling shell ends or calls unlocked
@@ -54,7 +47,7 @@ locked() {
   local name=$1 fd
   exec {fd}>"$KOLOCATE_CACHE/lock/$name"
   if ! flock --nonblock "$fd"; then
-    say "waiting for another run that holds $KOLOCATE_CACHE/lock/$name"
+    progress "waiting for another run that holds $KOLOCATE_CACHE/lock/$name"
     flock --timeout 1800 "$fd" || die "lock $KOLOCATE_CACHE/lock/$name was not free within 30 minutes; is another run stuck?"
   fi
   LOCK_FD[$name]=$fd
@@ -66,8 +59,8 @@ unlocked() {
   unset "LOCK_FD[$1]"
 }
 
-# digest_of FILE...: one SHA-256 over the contents of the files, as 16 hex digits.
-digest_of() { cat "$@" | sha256sum | cut -c1-16; }
+# digest: the SHA-256 of standard input, as its first 16 hex digits.
+digest() { sha256sum | cut -c1-16; }
 
 # retry_until SECONDS COMMAND...: runs COMMAND every half second until it
 # succeeds; fails after SECONDS. The output of COMMAND is dropped.
@@ -96,19 +89,20 @@ need_packages() {
 }
 
 # install_packages starts no service: what the scripts need running, they start
-# and stop themselves.
+# and stop themselves. A policy file that a killed run left is taken over.
 install_packages() {
+  local policy=/usr/sbin/policy-rc.d mark='# written by kolocate' status=0
   export DEBIAN_FRONTEND=noninteractive
-  apt-get -q update
-  local policy=/usr/sbin/policy-rc.d status=0
-  if [[ -e $policy ]]; then
-    apt-get -q install -y --no-install-recommends "$@"
-    return
+  if [[ ! -e $policy ]] || grep -qxF "$mark" "$policy"; then
+    printf '#!/bin/sh\n%s\nexit 101\n' "$mark" >"$policy"
+    chmod 0755 "$policy"
   fi
-  printf '#!/bin/sh\nexit 101\n' >"$policy"
-  chmod 0755 "$policy"
-  apt-get -q install -y --no-install-recommends "$@" || status=$?
-  rm -f "$policy"
+  {
+    dpkg --configure -a &&
+      apt-get -q update &&
+      apt-get -q install -y --no-install-recommends "$@"
+  } || status=$?
+  ! grep -qxF "$mark" "$policy" || rm -f "$policy"
   return "$status"
 }
 

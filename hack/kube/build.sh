@@ -39,7 +39,7 @@ build_part() {
   version=$(pinned "$part_folder" "$part_pin")
   target=$KOLOCATE_CACHE/bin/$version/$name
   stamp=$KOLOCATE_CACHE/bin/$version/.$name.inputs
-  inputs="$(cd "$KUBE_DIR/$part_folder" && find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16) tags=$part_tags flags=$part_flags"
+  inputs="$(cd "$KUBE_DIR/$part_folder" && find . -type f | LC_ALL=C sort | xargs sha256sum | digest) tags=$part_tags flags=$part_flags"
   mkdir -p "$(dirname "$target")"
   if [[ ! -x $target || ! -e $stamp || $(<"$stamp") != "$inputs" ]]; then
     need_go

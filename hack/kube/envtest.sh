@@ -30,7 +30,7 @@ main() {
   paths=$("$KUBE_DIR/build.sh" etcd kube-apiserver kubectl)
   # The parts lie in folders named by version; the tests want them in one. The
   # folder is named by the parts it links to, so a new pin gives a new folder.
-  folder=$KOLOCATE_CACHE/envtest/$(digest_of <(printf '%s\n' "$paths"))
+  folder=$KOLOCATE_CACHE/envtest/$(digest <<<"$paths")
   mkdir -p "$folder"
   while read -r path; do
     ln -sfn "$path" "$folder/$(basename "$path")"

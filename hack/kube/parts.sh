@@ -52,10 +52,10 @@ describe_part() {
       ;;
     coredns)
       # Built from hack/kube/coredns/main.go, which links only the plugins a cluster uses.
-      part_folder=coredns part_package=. part_pin=github.com/coredns/coredns part_seconds=100
+      part_folder=coredns part_package=. part_pin=github.com/coredns/coredns part_seconds=30
       ;;
     local-path-provisioner)
-      part_folder=localpath part_package=github.com/rancher/local-path-provisioner part_pin=$part_package part_seconds=40
+      part_folder=localpath part_package=github.com/rancher/local-path-provisioner part_pin=$part_package part_seconds=20
       ;;
     *)
       die "no part is named $1; the parts are: ${PART_NAMES[*]}"
