@@ -20,12 +20,20 @@ cd "$here/.."
 
 concurrent='^github.com/kolocate/kolocate/(api/client|services/(shard|replica|oracle|edge|trace))(/|$)'
 
-exports=$("$here/env.sh" all)
-eval "$exports"
-
 read -ra patterns <<<"${PACKAGES:-./...}"
 listed=$(go list "${patterns[@]}")
 [[ -n $listed ]] || die "no Go package matches \"${patterns[*]}\""
+
+# What takes long to build the first time is built only for those who use it.
+needs=(cgo envoy)
+if grep -qE '/(controllers|api/v1alpha1)(/|$)' <<<"$listed"; then
+  needs+=(envtest)
+fi
+if grep -qE '/services/(oracle|partitioner|bench|cmd)(/|$)' <<<"$listed"; then
+  needs+=(partitioner)
+fi
+exports=$("$here/env.sh" "${needs[@]}")
+eval "$exports"
 
 raced=() plain=()
 while read -r package; do

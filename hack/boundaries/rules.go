@@ -6,6 +6,8 @@
 // inside. Its test runs the check on this module (make verify, make test).
 package boundaries
 
+import "slices"
+
 // module is the path every pattern of the table is relative to, unless its
 // first element has a dot (a library) or it is "std".
 const module = "github.com/kolocate/kolocate"
@@ -76,7 +78,13 @@ var adapters = []string{
 
 // Rules gives the table.
 func Rules() []Rule {
-	return append(stageRules(), []Rule{
+	return slices.Concat(stageRules(), pureRules(), dependencyRules())
+}
+
+// pureRules gives the rules that keep packages which decide apart from those
+// which act.
+func pureRules() []Rule {
+	return []Rule{
 		{
 			Name:   "vocabulary",
 			From:   []string{"services/keyspace"},
@@ -104,6 +112,12 @@ func Rules() []Rule {
 			Deny:   []string{"std:sync/...", "std:math/rand/...", "std:crypto/rand", "std:context", "std:log/...", "std:runtime/..."},
 			Reason: "equal log entries must give equal states on every replica; locks, contexts and random sources belong to whoever drives the state machine",
 		},
+	}
+}
+
+// dependencyRules gives the rules about who may depend on what.
+func dependencyRules() []Rule {
+	return []Rule{
 		{
 			Name:   "the API stands alone",
 			From:   []string{"api/..."},
@@ -161,7 +175,7 @@ func Rules() []Rule {
 			Deny:   []string{"std:testing/...", "github.com/stretchr/testify/..."},
 			Reason: "what only tests need lies in _test.go files",
 		},
-	}...)
+	}
 }
 
 // stageRules gives, for each stage, the rule that keeps the others out of it,
