@@ -12,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,7 +92,9 @@ type Oracle struct {
 	endTerm  context.CancelFunc
 	lost     chan struct{}
 	leaderID atomic.Uint64
-	leading  atomic.Bool
+	// edgeEpoch is what was last published to the Envoys.
+	edgeEpoch atomic.Uint64
+	leading   atomic.Bool
 }
 
 // Run serves until the context ends or the replica fails. It returns nil after
@@ -98,7 +102,10 @@ type Oracle struct {
 func Run(ctx context.Context, config Config) error {
 	registerer := prometheus.NewRegistry()
 	registerer.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	o := newOracle(config, prometheus.WrapRegistererWith(prometheus.Labels{"store": config.Store}, registerer))
+	o, err := newOracle(config, prometheus.WrapRegistererWith(prometheus.Labels{"store": config.Store}, registerer))
+	if err != nil {
+		return err
+	}
 	listener, err := net.Listen("tcp", config.Listen)
 	if err != nil {
 		return fmt.Errorf("listen on %s for gRPC: %w; free the port or choose another with --listen", config.Listen, err)
@@ -127,7 +134,7 @@ func Run(ctx context.Context, config Config) error {
 	return err
 }
 
-func newOracle(config Config, registerer prometheus.Registerer) *Oracle {
+func newOracle(config Config, registerer prometheus.Registerer) (*Oracle, error) {
 	if config.Logger == nil {
 		config.Logger = slog.Default()
 	}
@@ -137,9 +144,18 @@ func newOracle(config Config, registerer prometheus.Registerer) *Oracle {
 	}
 	o.tracer = newTracer()
 	o.conductor.Store(newConductor(o))
-	o.edge = newEdge(o, registerer)
+	if len(o.config.EdgeOracleAddresses) == 0 {
+		for _, id := range slices.Sorted(maps.Keys(o.config.Peers)) {
+			o.config.EdgeOracleAddresses = append(o.config.EdgeOracleAddresses, o.config.Peers[id])
+		}
+	}
+	edge, err := newEdge(o, registerer)
+	if err != nil {
+		return nil, err
+	}
+	o.edge = edge
 	o.metrics = newMetrics(o, registerer)
-	return o
+	return o, nil
 }
 
 // open starts the replica of the directory and the tasks beside it.
@@ -190,6 +206,7 @@ func (o *Oracle) stop(server *grpc.Server, metricsServer *http.Server) {
 	}
 	o.resign()
 	o.tasks.Wait()
+	o.edge.Close()
 	done := make(chan struct{})
 	go func() { server.GracefulStop(); close(done) }()
 	select {

@@ -19,7 +19,7 @@ func (o *Oracle) status(now time.Time) *oraclev1.StoreStatus {
 	r := o.registry.since(now.Add(-statusWindow), now)
 	s := &oraclev1.StoreStatus{Version: o.config.Version, MpoShare: r.mpoShare(), CommandsPerSecond: float64(r.commands) / r.seconds}
 	s.GraphVertices, s.GraphEdges = o.tracer.size()
-	s.EdgeEpoch, s.EdgeAcknowledgedEpoch = uint64(o.edge.Epoch()), uint64(o.edge.AcknowledgedEpoch())
+	s.EdgeEpoch, s.EdgeAcknowledgedEpoch = o.edgeEpoch.Load(), uint64(o.edge.AcknowledgedEpoch())
 	s.Trigger = o.conductor.Load().triggerAnswer()
 	o.machine.view(func(d *directory.Directory) {
 		s.Store = d.Store()
