@@ -89,11 +89,14 @@ func controlPlane(addresses []string) (*clusterv3.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	discovery, err := dnsDiscovery()
+	if err != nil {
+		return nil, err
+	}
 	return &clusterv3.Cluster{
 		Name:                          controlPlaneCluster,
-		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS},
+		ClusterDiscoveryType:          discovery,
 		ConnectTimeout:                durationpb.New(connectTimeout),
-		DnsRefreshRate:                durationpb.New(dnsRefresh), //nolint:staticcheck // the typed DNS cluster says no more
 		LoadAssignment:                assignment,
 		TypedExtensionProtocolOptions: options,
 	}, nil

@@ -15,6 +15,8 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	commondnsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/common/dns/v3"
+	dnsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/dns/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -113,8 +115,9 @@ func (r *Resources) addCluster(name string, hosts []host, interval time.Duration
 		TypedExtensionProtocolOptions: options,
 	}
 	if named {
-		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-		cluster.DnsRefreshRate = durationpb.New(dnsRefresh) //nolint:staticcheck // the typed DNS cluster says no more
+		if cluster.ClusterDiscoveryType, err = dnsDiscovery(); err != nil {
+			return err
+		}
 		cluster.LoadAssignment = assignment
 	} else {
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
@@ -123,6 +126,21 @@ func (r *Resources) addCluster(name string, hosts []host, interval time.Duration
 	}
 	r.Clusters = append(r.Clusters, cluster)
 	return nil
+}
+
+// dnsDiscovery resolves each host name by itself, so that one that is unknown
+// for a while does not hide the others.
+func dnsDiscovery() (*clusterv3.Cluster_ClusterType, error) {
+	packed, err := pack(&dnsv3.DnsCluster{
+		DnsRefreshRate:  durationpb.New(dnsRefresh),
+		DnsLookupFamily: commondnsv3.DnsLookupFamily_V4_PREFERRED,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv3.Cluster_ClusterType{
+		ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.cluster.dns", TypedConfig: packed},
+	}, nil
 }
 
 // assignmentFor says with named that an address has a host name. EDS can't

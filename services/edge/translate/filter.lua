@@ -52,7 +52,7 @@ end
 local function reject(handle, text)
   local content_type = handle:headers():get("content-type")
   if content_type and sub(content_type, 1, 16) == "application/grpc" then
-    handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = "3", ["grpc-message"] = text})
+    handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = "3", ["grpc-message"] = (gsub(text, "%%", "%%25"))})
   else
     handle:respond({[":status"] = "400", ["content-type"] = "text/plain"}, text .. "\n")
   end

@@ -72,11 +72,16 @@ func Translate(edge *ir.Edge) (*Resources, error) {
 	return r, nil
 }
 
-// pack encodes deterministically, so that equal configurations hash equally.
+// pack checks a message by its own rules and encodes it deterministically, so
+// that equal configurations hash equally.
 func pack(m proto.Message) (*anypb.Any, error) {
+	if checked, ok := m.(interface{ ValidateAll() error }); ok {
+		if err := checked.ValidateAll(); err != nil {
+			return nil, fmt.Errorf("check %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
+		}
+	}
 	packed := new(anypb.Any)
-	err := anypb.MarshalFrom(packed, m, proto.MarshalOptions{Deterministic: true})
-	if err != nil {
+	if err := anypb.MarshalFrom(packed, m, proto.MarshalOptions{Deterministic: true}); err != nil {
 		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
 	}
 	return packed, nil
