@@ -50,8 +50,10 @@ type Graph struct {
 	MeasuredImbalance float64 `protobuf:"fixed64,10,opt,name=measured_imbalance,json=measuredImbalance,proto3" json:"measured_imbalance,omitempty"`
 	// Overrides in force for vertices that this graph does not hold.
 	UntracedOverrides []*Override `protobuf:"bytes,11,rep,name=untraced_overrides,json=untracedOverrides,proto3" json:"untraced_overrides,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The home shard of every slot, as ascending runs without gaps.
+	SlotHomes     []*SlotHome `protobuf:"bytes,12,rep,name=slot_homes,json=slotHomes,proto3" json:"slot_homes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Graph) Reset() {
@@ -161,6 +163,75 @@ func (x *Graph) GetUntracedOverrides() []*Override {
 	return nil
 }
 
+func (x *Graph) GetSlotHomes() []*SlotHome {
+	if x != nil {
+		return x.SlotHomes
+	}
+	return nil
+}
+
+// SlotHome says where the vertices of a run of slots live that have no override.
+type SlotHome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Both inclusive.
+	First         uint32 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint32 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	Shard         uint32 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotHome) Reset() {
+	*x = SlotHome{}
+	mi := &file_plan_v1_plan_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotHome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotHome) ProtoMessage() {}
+
+func (x *SlotHome) ProtoReflect() protoreflect.Message {
+	mi := &file_plan_v1_plan_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotHome.ProtoReflect.Descriptor instead.
+func (*SlotHome) Descriptor() ([]byte, []int) {
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SlotHome) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *SlotHome) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *SlotHome) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
 // GraphVertex is a hot vertex, or with is_slot the rest of a slot.
 type GraphVertex struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -177,7 +248,7 @@ type GraphVertex struct {
 
 func (x *GraphVertex) Reset() {
 	*x = GraphVertex{}
-	mi := &file_plan_v1_plan_proto_msgTypes[1]
+	mi := &file_plan_v1_plan_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -189,7 +260,7 @@ func (x *GraphVertex) String() string {
 func (*GraphVertex) ProtoMessage() {}
 
 func (x *GraphVertex) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[1]
+	mi := &file_plan_v1_plan_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -202,7 +273,7 @@ func (x *GraphVertex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphVertex.ProtoReflect.Descriptor instead.
 func (*GraphVertex) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{1}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *GraphVertex) GetName() []byte {
@@ -259,7 +330,7 @@ type GraphEdge struct {
 
 func (x *GraphEdge) Reset() {
 	*x = GraphEdge{}
-	mi := &file_plan_v1_plan_proto_msgTypes[2]
+	mi := &file_plan_v1_plan_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +342,7 @@ func (x *GraphEdge) String() string {
 func (*GraphEdge) ProtoMessage() {}
 
 func (x *GraphEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[2]
+	mi := &file_plan_v1_plan_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +355,7 @@ func (x *GraphEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphEdge.ProtoReflect.Descriptor instead.
 func (*GraphEdge) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{2}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GraphEdge) GetA() uint32 {
@@ -319,7 +390,7 @@ type SampledCommand struct {
 
 func (x *SampledCommand) Reset() {
 	*x = SampledCommand{}
-	mi := &file_plan_v1_plan_proto_msgTypes[3]
+	mi := &file_plan_v1_plan_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +402,7 @@ func (x *SampledCommand) String() string {
 func (*SampledCommand) ProtoMessage() {}
 
 func (x *SampledCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[3]
+	mi := &file_plan_v1_plan_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +415,7 @@ func (x *SampledCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SampledCommand.ProtoReflect.Descriptor instead.
 func (*SampledCommand) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{3}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SampledCommand) GetVertices() []uint32 {
@@ -371,7 +442,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_plan_v1_plan_proto_msgTypes[4]
+	mi := &file_plan_v1_plan_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +454,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[4]
+	mi := &file_plan_v1_plan_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +467,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{4}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Override) GetVertex() []byte {
@@ -435,7 +506,7 @@ type PlanOptions struct {
 
 func (x *PlanOptions) Reset() {
 	*x = PlanOptions{}
-	mi := &file_plan_v1_plan_proto_msgTypes[5]
+	mi := &file_plan_v1_plan_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +518,7 @@ func (x *PlanOptions) String() string {
 func (*PlanOptions) ProtoMessage() {}
 
 func (x *PlanOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[5]
+	mi := &file_plan_v1_plan_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +531,7 @@ func (x *PlanOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanOptions.ProtoReflect.Descriptor instead.
 func (*PlanOptions) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{5}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PlanOptions) GetImbalance() float64 {
@@ -548,7 +619,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_plan_v1_plan_proto_msgTypes[6]
+	mi := &file_plan_v1_plan_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +631,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[6]
+	mi := &file_plan_v1_plan_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +644,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{6}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Plan) GetVersion() uint32 {
@@ -670,7 +741,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_plan_v1_plan_proto_msgTypes[7]
+	mi := &file_plan_v1_plan_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +753,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[7]
+	mi := &file_plan_v1_plan_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +766,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{7}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Step) GetNumber() uint32 {
@@ -771,7 +842,7 @@ type Prediction struct {
 
 func (x *Prediction) Reset() {
 	*x = Prediction{}
-	mi := &file_plan_v1_plan_proto_msgTypes[8]
+	mi := &file_plan_v1_plan_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +854,7 @@ func (x *Prediction) String() string {
 func (*Prediction) ProtoMessage() {}
 
 func (x *Prediction) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[8]
+	mi := &file_plan_v1_plan_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +867,7 @@ func (x *Prediction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prediction.ProtoReflect.Descriptor instead.
 func (*Prediction) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{8}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Prediction) GetMpoShareBefore() float64 {
@@ -872,7 +943,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_plan_v1_plan_proto_msgTypes[9]
+	mi := &file_plan_v1_plan_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +955,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_v1_plan_proto_msgTypes[9]
+	mi := &file_plan_v1_plan_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +968,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_plan_v1_plan_proto_rawDescGZIP(), []int{9}
+	return file_plan_v1_plan_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Rejected) GetAlternative() string {
@@ -918,7 +989,7 @@ var File_plan_v1_plan_proto protoreflect.FileDescriptor
 
 const file_plan_v1_plan_proto_rawDesc = "" +
 	"\n" +
-	"\x12plan/v1/plan.proto\x12\x10kolocate.plan.v1\"\xeb\x03\n" +
+	"\x12plan/v1/plan.proto\x12\x10kolocate.plan.v1\"\xa6\x04\n" +
 	"\x05Graph\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12\x14\n" +
@@ -931,7 +1002,13 @@ const file_plan_v1_plan_proto_rawDesc = "" +
 	"\x12measured_mpo_share\x18\t \x01(\x01R\x10measuredMpoShare\x12-\n" +
 	"\x12measured_imbalance\x18\n" +
 	" \x01(\x01R\x11measuredImbalance\x12I\n" +
-	"\x12untraced_overrides\x18\v \x03(\v2\x1a.kolocate.plan.v1.OverrideR\x11untracedOverrides\"\x8e\x01\n" +
+	"\x12untraced_overrides\x18\v \x03(\v2\x1a.kolocate.plan.v1.OverrideR\x11untracedOverrides\x129\n" +
+	"\n" +
+	"slot_homes\x18\f \x03(\v2\x1a.kolocate.plan.v1.SlotHomeR\tslotHomes\"J\n" +
+	"\bSlotHome\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\x12\x14\n" +
+	"\x05shard\x18\x03 \x01(\rR\x05shard\"\x8e\x01\n" +
 	"\vGraphVertex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x17\n" +
 	"\ais_slot\x18\x02 \x01(\bR\x06isSlot\x12\x12\n" +
@@ -1012,32 +1089,34 @@ func file_plan_v1_plan_proto_rawDescGZIP() []byte {
 	return file_plan_v1_plan_proto_rawDescData
 }
 
-var file_plan_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_plan_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_plan_v1_plan_proto_goTypes = []any{
 	(*Graph)(nil),          // 0: kolocate.plan.v1.Graph
-	(*GraphVertex)(nil),    // 1: kolocate.plan.v1.GraphVertex
-	(*GraphEdge)(nil),      // 2: kolocate.plan.v1.GraphEdge
-	(*SampledCommand)(nil), // 3: kolocate.plan.v1.SampledCommand
-	(*Override)(nil),       // 4: kolocate.plan.v1.Override
-	(*PlanOptions)(nil),    // 5: kolocate.plan.v1.PlanOptions
-	(*Plan)(nil),           // 6: kolocate.plan.v1.Plan
-	(*Step)(nil),           // 7: kolocate.plan.v1.Step
-	(*Prediction)(nil),     // 8: kolocate.plan.v1.Prediction
-	(*Rejected)(nil),       // 9: kolocate.plan.v1.Rejected
+	(*SlotHome)(nil),       // 1: kolocate.plan.v1.SlotHome
+	(*GraphVertex)(nil),    // 2: kolocate.plan.v1.GraphVertex
+	(*GraphEdge)(nil),      // 3: kolocate.plan.v1.GraphEdge
+	(*SampledCommand)(nil), // 4: kolocate.plan.v1.SampledCommand
+	(*Override)(nil),       // 5: kolocate.plan.v1.Override
+	(*PlanOptions)(nil),    // 6: kolocate.plan.v1.PlanOptions
+	(*Plan)(nil),           // 7: kolocate.plan.v1.Plan
+	(*Step)(nil),           // 8: kolocate.plan.v1.Step
+	(*Prediction)(nil),     // 9: kolocate.plan.v1.Prediction
+	(*Rejected)(nil),       // 10: kolocate.plan.v1.Rejected
 }
 var file_plan_v1_plan_proto_depIdxs = []int32{
-	1, // 0: kolocate.plan.v1.Graph.vertices:type_name -> kolocate.plan.v1.GraphVertex
-	2, // 1: kolocate.plan.v1.Graph.edges:type_name -> kolocate.plan.v1.GraphEdge
-	3, // 2: kolocate.plan.v1.Graph.commands:type_name -> kolocate.plan.v1.SampledCommand
-	4, // 3: kolocate.plan.v1.Graph.untraced_overrides:type_name -> kolocate.plan.v1.Override
-	7, // 4: kolocate.plan.v1.Plan.steps:type_name -> kolocate.plan.v1.Step
-	8, // 5: kolocate.plan.v1.Plan.prediction:type_name -> kolocate.plan.v1.Prediction
-	9, // 6: kolocate.plan.v1.Plan.rejected:type_name -> kolocate.plan.v1.Rejected
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	2,  // 0: kolocate.plan.v1.Graph.vertices:type_name -> kolocate.plan.v1.GraphVertex
+	3,  // 1: kolocate.plan.v1.Graph.edges:type_name -> kolocate.plan.v1.GraphEdge
+	4,  // 2: kolocate.plan.v1.Graph.commands:type_name -> kolocate.plan.v1.SampledCommand
+	5,  // 3: kolocate.plan.v1.Graph.untraced_overrides:type_name -> kolocate.plan.v1.Override
+	1,  // 4: kolocate.plan.v1.Graph.slot_homes:type_name -> kolocate.plan.v1.SlotHome
+	8,  // 5: kolocate.plan.v1.Plan.steps:type_name -> kolocate.plan.v1.Step
+	9,  // 6: kolocate.plan.v1.Plan.prediction:type_name -> kolocate.plan.v1.Prediction
+	10, // 7: kolocate.plan.v1.Plan.rejected:type_name -> kolocate.plan.v1.Rejected
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_plan_v1_plan_proto_init() }
@@ -1051,7 +1130,7 @@ func file_plan_v1_plan_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plan_v1_plan_proto_rawDesc), len(file_plan_v1_plan_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
