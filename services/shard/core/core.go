@@ -8,9 +8,12 @@
 package core
 
 import (
-	"io"
+	"fmt"
+	"maps"
+	"slices"
 
-	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
+	"github.com/tidwall/btree"
+
 	shardv1 "github.com/kolocate/kolocate/api/proto/shard/v1"
 	"github.com/kolocate/kolocate/services/keyspace"
 )
@@ -19,11 +22,63 @@ import (
 // same order lead to the same state and the same effects at every replica. It is
 // not safe for concurrent use.
 type Core struct {
-	cfg Config
+	cfg     Config
+	genesis bool
+	index   uint64
+	now     int64 // log time, milliseconds since the Unix epoch
+	// clock is the logical clock: it orders multi-shard commands and numbers
+	// versions. It only grows, and goes along with handoffs.
+	clock      uint64
+	epochKnown uint64
+
+	keys    keys
+	owner   ownership
+	records records
+	sweeps  []*sweep
+
+	lastAttempt uint64
+	pending     map[attemptKey]*attempt
+	finished    finished
+	queues      queues
+
+	outgoing map[uint64]*outgoing
+	incoming map[uint64]*incoming
+	ended    *btree.Map[uint64, struct{}]
+
+	// What follows is derived from the state above.
+	undelivered *btree.BTreeG[*attempt]
+	coordinated *btree.Map[uint64, struct{}]
+	progress    map[commandKey]int
+	sources     []*outgoing // active, ascending by id
+	stagings    []*incoming // staging, ascending by id
+	sealed      int
+
+	// And this is no part of the state.
+	effects       []Effect
+	tracing       bool
+	trackers      []*tracker
+	executed      uint64
+	executedMulti uint64
 }
 
 // New returns the empty core of a shard. Its first entry must be a Genesis.
-func New(cfg Config) *Core { return &Core{cfg: cfg.withDefaults()} }
+func New(cfg Config) *Core {
+	return &Core{
+		cfg:         cfg.withDefaults(),
+		keys:        newKeys(),
+		owner:       newOwnership(),
+		records:     newRecords(),
+		pending:     map[attemptKey]*attempt{},
+		finished:    newFinished(),
+		queues:      newQueues(),
+		outgoing:    map[uint64]*outgoing{},
+		incoming:    map[uint64]*incoming{},
+		ended:       &btree.Map[uint64, struct{}]{},
+		undelivered: btree.NewBTreeGOptions(attemptBefore, btree.Options{NoLocks: true}),
+		coordinated: &btree.Map[uint64, struct{}]{},
+		progress:    map[commandKey]int{},
+	}
+}
 
 // Apply applies the log entry at index and returns its effects in order. The
 // core keeps e and parts of it: nobody may change e afterwards. The returned
@@ -31,85 +86,135 @@ func New(cfg Config) *Core { return &Core{cfg: cfg.withDefaults()} }
 //
 // An error is fatal for the replica: the log is not one of this shard, or the
 // state is broken. A command that can't run is no error but a Reply.
-func (c *Core) Apply(index uint64, e *shardv1.Entry) ([]Effect, error) { return nil, nil }
+func (c *Core) Apply(index uint64, e *shardv1.Entry) ([]Effect, error) {
+	clear(c.effects)
+	c.effects = c.effects[:0]
+	if index <= c.index {
+		return nil, fmt.Errorf("apply entry %d at %v: entry %d is applied already; entries must come in order", index, c.cfg.Shard, c.index)
+	}
+	c.index = index
+	c.now = max(c.now, e.GetTimeMillis())
+	if err := c.apply(e); err != nil {
+		return nil, err
+	}
+	c.records.expire(c.now-c.cfg.RecordRetention.Milliseconds(), c.cfg.MaxRecords, c.cfg.MaxRecordBytes)
+	if len(c.sweeps) > 0 {
+		c.sweepSome()
+	}
+	if c.sealed > 0 {
+		c.noteDrained()
+	}
+	return c.effects, nil
+}
 
-// Read runs a pure read on the applied state. When ok is false the command must
-// go through the log: it writes, meets vertices that are held or have queued
-// commands, or is a scan over several shards. A read of vertices that are not
-// owned is answered MOVED with hints, or RETRY if they are on their way here.
-// The caller has made sure that the state is fresh enough (a ReadIndex).
-func (c *Core) Read(cmd *kvv1.Command) (reply *kvv1.Reply, ok bool) { return nil, false }
+func (c *Core) apply(e *shardv1.Entry) error {
+	if g, ok := e.GetBody().(*shardv1.Entry_Genesis); ok {
+		return c.applyGenesis(g.Genesis)
+	}
+	if !c.genesis {
+		return fmt.Errorf("apply entry %d at %v of store %q: the log does not begin with a genesis entry; start the shard with the data directory it was created in", c.index, c.cfg.Shard, c.cfg.Store)
+	}
+	switch body := e.GetBody().(type) {
+	case *shardv1.Entry_Commands:
+		c.commands(body.Commands.GetCommands())
+	case *shardv1.Entry_Begin:
+		c.begin(body.Begin)
+	case *shardv1.Entry_Decide:
+		c.decide(body.Decide)
+	case *shardv1.Entry_Inputs:
+		c.inputs(body.Inputs)
+	case *shardv1.Entry_Return:
+		c.giveBack(body.Return)
+	case *shardv1.Entry_Finish:
+		c.finish(body.Finish)
+	case *shardv1.Entry_HandoffBegin:
+		c.handoffBegin(body.HandoffBegin.GetHandoff())
+	case *shardv1.Entry_HandoffSeal:
+		c.handoffSeal(body.HandoffSeal.GetId())
+	case *shardv1.Entry_HandoffDone:
+		return c.handoffDone(body.HandoffDone.GetId())
+	case *shardv1.Entry_HandoffRevoke:
+		c.handoffRevoke(body.HandoffRevoke.GetId())
+	case *shardv1.Entry_HandoffStage:
+		c.handoffStage(body.HandoffStage)
+	case *shardv1.Entry_HandoffCommit:
+		c.handoffCommit(body.HandoffCommit)
+	case *shardv1.Entry_HandoffTombstone:
+		c.handoffTombstone(body.HandoffTombstone.GetId(), keyspace.NoShard)
+	case *shardv1.Entry_Housekeeping:
+		c.housekeeping(body.Housekeeping)
+	default:
+		return fmt.Errorf("apply entry %d at %v: unknown kind of entry %T; it was written by a newer version, run that one", c.index, c.cfg.Shard, body)
+	}
+	return nil
+}
+
+// applyGenesis takes a shard's identity and first slots. A second one is a
+// repetition by a new leader and changes nothing.
+func (c *Core) applyGenesis(g *shardv1.Genesis) error {
+	if g.GetStore() != c.cfg.Store || keyspace.ShardID(g.GetShard()) != c.cfg.Shard {
+		return fmt.Errorf("apply genesis at %v of store %q: the log is of %v of store %q; give this shard its own data directory",
+			c.cfg.Shard, c.cfg.Store, keyspace.ShardID(g.GetShard()), g.GetStore())
+	}
+	if c.genesis {
+		return nil
+	}
+	c.genesis = true
+	for _, run := range g.GetSlots() {
+		for slot := run.First; slot <= run.Last && slot < keyspace.Slots; slot++ {
+			c.owner.slots.Add(keyspace.Slot(slot))
+		}
+	}
+	return nil
+}
+
+func (c *Core) housekeeping(h *shardv1.Housekeeping) {
+	c.epochKnown = max(c.epochKnown, h.GetEpochKnownEverywhere())
+	c.forgetHandoffs(h.GetForgetHandoffs())
+	c.records.expireMarks(c.now-c.cfg.RecordRetention.Milliseconds(), c.cfg.MaxRecords)
+}
 
 // Owns says whether the shard owns v and serves it. If not, hint names the shard
 // it is believed to be at (NoShard if unknown), and incoming says that it is
 // staged here by a handoff which has not committed yet: hint is then this shard,
 // and a command is best kept back until the EffectHandoff for it.
 func (c *Core) Owns(v keyspace.Vertex) (owned bool, hint keyspace.ShardID, incoming bool) {
-	return false, keyspace.NoShard, false
-}
-
-// Class says where a command can run, as this shard sees it.
-type Class uint8
-
-// The classes of a command.
-const (
-	// ClassLocal: all vertices are owned here; propose it in a Commands entry.
-	ClassLocal Class = iota + 1
-	// ClassMulti: several shards are involved and this one coordinates; hand it
-	// to Leader.Submit with the claims.
-	ClassMulti
-	// ClassElsewhere: another shard should run or coordinate it.
-	ClassElsewhere
-	// ClassIncoming: a vertex is on its way here; wait for the EffectHandoff.
-	ClassIncoming
-	// ClassUnknown: the home of a vertex is not known, neither here nor to the
-	// placement.
-	ClassUnknown
-)
-
-// Placement tells where vertices are believed to be. keyspace.Placement is one.
-type Placement interface {
-	// ShardOf returns NoShard for a vertex whose home it does not know.
-	ShardOf(v keyspace.Vertex) keyspace.ShardID
-}
-
-// Classification is Classify's answer.
-type Classification struct {
-	Class Class
-	// Claims, with ClassMulti: ascending by shard.
-	Claims []*shardv1.Claim
-	// Target, with ClassElsewhere: the shard that owns the command's vertices, or
-	// most of them (ties: the lowest id), and so coordinates it.
-	Target keyspace.ShardID
-	// Hints names the believed shard of every vertex that is not owned here.
-	Hints []*kvv1.Hint
-}
-
-// Classify says, from this shard's ownership and forwarding pointers and, for
-// vertices of which they say nothing, from the placement, where cmd can run.
-// shards lists all shards of the store, ascending: a scan over all shards claims
-// each of them. A command that has been forwarded too often may be coordinated
-// anywhere: with coordinateHere it is never ClassElsewhere by majority alone,
-// as long as this shard owns one of its vertices.
-func (c *Core) Classify(cmd *kvv1.Command, p Placement, shards []keyspace.ShardID, coordinateHere bool) Classification {
-	return Classification{}
+	if c.owner.has(v) {
+		if c.sealed > 0 {
+			for _, o := range c.sources {
+				if o.phase == outgoingSealed && o.area.has(v) {
+					return false, keyspace.ShardID(o.handoff.To), false
+				}
+			}
+		}
+		return true, c.cfg.Shard, false
+	}
+	for _, in := range c.stagings {
+		if in.area.has(v) {
+			if _, elsewhere := c.owner.out[v]; elsewhere && !in.area.names(v) {
+				continue
+			}
+			return false, c.cfg.Shard, true
+		}
+	}
+	return false, c.owner.hint(v), false
 }
 
 // SetTracing switches EffectExecuted on or off. It is no part of the state.
-func (c *Core) SetTracing(on bool) {}
+func (c *Core) SetTracing(on bool) { c.tracing = on }
 
 // Applied returns the index of the last applied entry.
-func (c *Core) Applied() uint64 { return 0 }
+func (c *Core) Applied() uint64 { return c.index }
 
 // HasGenesis says whether the shard knows who it is. Before that it owns nothing.
-func (c *Core) HasGenesis() bool { return false }
+func (c *Core) HasGenesis() bool { return c.genesis }
 
 // Stats counts what the core holds. All values are of this moment, except
 // Executed and MultiShard, which count since New or Restore.
 type Stats struct {
 	Applied     uint64
-	Keys        uint64
-	Bytes       uint64 // keys and values
+	Keys        uint64 // staged ones and ones not deleted yet included
+	Bytes       uint64 // of keys and values
 	Clock       uint64
 	LogTime     int64 // milliseconds since the Unix epoch
 	Slots       int
@@ -119,53 +224,28 @@ type Stats struct {
 	Held        int // of these, those that hold vertices
 	Queued      int // single-shard commands that wait for held vertices
 	Records     int
-	Handoffs    int // handoffs that have neither ended nor been forgotten
+	Handoffs    int // handoffs that have not ended
 	Executed    uint64
 	MultiShard  uint64 // executed over several shards, counted at the coordinator
 }
 
 // Stats returns counts; it takes no time worth mention.
-func (c *Core) Stats() Stats { return Stats{} }
+func (c *Core) Stats() Stats {
+	s := Stats{
+		Applied: c.index, Keys: uint64(c.keys.cells.Len()), Bytes: c.keys.bytes, Clock: c.clock, LogTime: c.now, //nolint:gosec // lengths are not negative
+		Slots: c.owner.slots.Len(), VerticesIn: len(c.owner.in), VerticesOut: len(c.owner.out),
+		Pending: len(c.pending), Queued: c.queues.waiting, Records: c.records.byID.Len(),
+		Handoffs: len(c.sources) + len(c.stagings), Executed: c.executed, MultiShard: c.executedMulti,
+	}
+	for _, a := range c.pending {
+		if a.phase == attemptHolding {
+			s.Held++
+		}
+	}
+	return s
+}
 
-// Snapshot returns a copy of the state that later entries do not change. It
-// shares the trees with the core (copy on write) and may be written by another
-// goroutine.
-func (c *Core) Snapshot() *Snapshot { return nil }
-
-// Snapshot is the state of a core at one index.
-type Snapshot struct{}
-
-// Applied returns the index the snapshot was taken at.
-func (s *Snapshot) Applied() uint64 { return 0 }
-
-// WriteTo writes the snapshot with a format version and checksums, and returns
-// the bytes written.
-func (s *Snapshot) WriteTo(w io.Writer) (int64, error) { return 0, nil }
-
-// Close lets the copy go. WriteTo must have returned.
-func (s *Snapshot) Close() {}
-
-// Restore reads a snapshot. It refuses one of another store or shard, another
-// format version, or with a wrong checksum, and says which.
-func Restore(cfg Config, r io.Reader) (*Core, error) { return New(cfg), nil }
-
-// StateHash returns a hash over the whole state: equal at replicas that applied
-// the same entries. It walks the state: for tests and the simulator.
-func (c *Core) StateHash() uint64 { return 0 }
-
-// CheckInvariants returns an error that names the first broken invariant. It
-// walks the state: for tests and the simulator.
-func (c *Core) CheckInvariants() error { return nil }
-
-// Validate returns a *CommandError for a command that no shard will ever run: it
-// is malformed or over a limit. Serve and the SDK call it before they send or
-// propose anything; the core trusts that it has been called, and answers
-// REJECTED where it was not.
-func Validate(cmd *kvv1.Command) error { return nil }
-
-// PureRead says that a command can't write, whichever branch runs.
-func PureRead(cmd *kvv1.Command) bool { return false }
-
-// Vertices returns the distinct vertices of a command's keys, in the order of
-// their first key.
-func Vertices(cmd *kvv1.Command) []keyspace.Vertex { return nil }
+// pendingSorted lists the attempts in an order that does not depend on the map's.
+func (c *Core) pendingSorted() []*attempt {
+	return slices.SortedFunc(maps.Values(c.pending), func(a, b *attempt) int { return a.key.compare(b.key) })
+}

@@ -97,9 +97,3 @@ func (l *Leader) Housekeep(epochKnownEverywhere keyspace.Epoch, forgetHandoffs [
 // the time given to the call that made them. A proposal that is refused may be
 // dropped: the leader makes it again when its time comes.
 func (l *Leader) Output() (propose []*shardv1.Entry, send []Outgoing) { return nil, nil }
-
-// attemptKey names an attempt in maps and trees.
-type attemptKey struct {
-	coordinator keyspace.ShardID
-	number      uint64
-}
