@@ -84,7 +84,8 @@ assemble() {
   lay_out "$tree" "$kind_source"
   [[ -z $(missing_capabilities) ]] || restricted=true
 
-  docker run --detach --name "$container" --security-opt seccomp=unconfined --network none "$base" sleep infinity
+  # systemd stops on this signal; a commit keeps it.
+  docker run --detach --name "$container" --stop-signal SIGRTMIN+3 --security-opt seccomp=unconfined --network none "$base" sleep infinity
   tar -C "$tree" --owner=0 --group=0 -c . | docker cp - "$container:/"
   docker exec --env "RESTRICTED=$restricted" "$container" /usr/local/bin/setup.sh
   system_images "$base" "$kind_source" >"$KOLOCATE_CACHE/node/images"
@@ -92,7 +93,7 @@ assemble() {
   docker save "${images[@]}" | docker exec --interactive "$container" /usr/local/bin/import-images.sh
   docker exec "$container" rm /usr/local/bin/setup.sh /usr/local/bin/import-images.sh
   docker commit --change 'ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]' --change 'CMD []' \
-    --change 'ENV container=docker' --change 'STOPSIGNAL SIGRTMIN+3' "$container" "$name"
+    --change 'ENV container=docker' "$container" "$name"
   docker rm --force "$container"
   # The node image holds these already; kept here too they would only take room.
   docker rmi "${images[@]}"
