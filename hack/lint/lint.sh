@@ -27,8 +27,10 @@ finding() {
 # files PATTERN...: what is tracked or new and not ignored, by name.
 files() {
   git ls-files --cached --others --exclude-standard -- "$@" | while read -r file; do
-    [[ -f $file ]] && echo "$file"
-  done || true
+    if [[ -f $file ]]; then
+      echo "$file"
+    fi
+  done
 }
 
 is_generated() {
@@ -89,6 +91,8 @@ lint_house() {
     finding "$file: names a folder of one person's machine; use a relative path or a variable"
   done < <(files | tr '\n' '\0' | xargs -0 grep -lIE "(^|[^A-Za-z0-9_.\$/{}-])/(""home|Users)/[a-z]|(^|[^A-Za-z0-9_.\$/{}-])/""root/" || true)
 }
+
+[[ -n $(files Makefile) ]] || die "git lists no file of this checkout: see its message above (a checkout of another user needs git config --global --add safe.directory)"
 
 if [[ $# -eq 0 ]]; then
   set -- house shell go

@@ -30,7 +30,9 @@ copy_checkout() {
   git ls-files --cached --others --exclude-standard -z |
     while IFS= read -r -d '' file; do
       # A file deleted but not yet committed is still listed.
-      [[ -e $file ]] && printf '%s\0' "$file"
+      if [[ -e $file ]]; then
+        printf '%s\0' "$file"
+      fi
     done | tar --create --null --files-from - | tar --extract --directory "$copy"
 }
 
