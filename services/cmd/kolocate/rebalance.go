@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
 	planv1 "github.com/kolocate/kolocate/api/proto/plan/v1"
 	"github.com/kolocate/kolocate/services/keyspace"
+	"github.com/kolocate/kolocate/services/oracle/graph"
 )
 
 func newRebalance() *cobra.Command {
@@ -125,29 +125,27 @@ func showRebalance(connect *connectFlags) *cobra.Command {
 	}
 }
 
-// maxPlanBytes bounds what is taken from an oracle.
-const maxPlanBytes = 256 << 20
-
 func fetchPlan(ctx context.Context, admin oraclev1.AdminClient, name string) (*planv1.Plan, error) {
 	stream, err := admin.GetPlan(ctx, &oraclev1.GetPlanRequest{Rebalance: name})
 	if err != nil {
 		return nil, err
 	}
-	var data []byte
-	for {
+	var joiner graph.Joiner
+	for last := false; !last; {
 		chunk, err := stream.Recv()
 		if err != nil {
 			return nil, err
 		}
-		if data = append(data, chunk.GetData()...); len(data) > maxPlanBytes {
-			return nil, fmt.Errorf("the plan is over %d bytes", maxPlanBytes)
-		}
-		if chunk.GetLast() {
-			break
+		last = chunk.GetLast()
+		if err := joiner.Add(graph.Chunk{Data: chunk.GetData(), Checksum: chunk.GetChecksum(), Last: last}); err != nil {
+			return nil, err
 		}
 	}
-	plan := &planv1.Plan{}
-	return plan, proto.Unmarshal(data, plan)
+	data, err := joiner.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	return graph.DecodePlan(data, "")
 }
 
 func printPlan(w io.Writer, r *oraclev1.Rebalance, plan *planv1.Plan) error {

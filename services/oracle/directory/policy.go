@@ -9,13 +9,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
+	"github.com/kolocate/kolocate/services/oracle/trigger"
 )
 
-// The modes and approvals of a policy.
+// The approvals of a policy. Its modes are those of the trigger.
 const (
-	ModeAuto          = "Auto"
-	ModeManual        = "Manual"
-	ModeOff           = "Off"
 	ApprovalAutomatic = "Automatic"
 	ApprovalManual    = "Manual"
 )
@@ -29,7 +27,7 @@ func WithDefaults(p *oraclev1.Policy) *oraclev1.Policy {
 	if p == nil {
 		p = &oraclev1.Policy{}
 	}
-	setDefault(&p.Mode, ModeManual)
+	setDefault(&p.Mode, trigger.ModeManual)
 	setDefault(&p.Approval, ApprovalAutomatic)
 	setDefault(&p.MpoShareThreshold, 0.05)
 	setDefault(&p.ImbalanceThreshold, 0.5)
@@ -58,8 +56,8 @@ func setDefault[T comparable](field *T, value T) {
 
 // CheckPolicy returns a *Refusal that names the first field out of its bounds.
 func CheckPolicy(p *oraclev1.Policy) error {
-	if !slices.Contains([]string{ModeAuto, ModeManual, ModeOff}, p.GetMode()) {
-		return refuse("policy: mode %q is unknown; use %s, %s or %s", p.GetMode(), ModeAuto, ModeManual, ModeOff)
+	if !slices.Contains([]string{trigger.ModeAuto, trigger.ModeManual, trigger.ModeOff}, p.GetMode()) {
+		return refuse("policy: mode %q is unknown; use %s, %s or %s", p.GetMode(), trigger.ModeAuto, trigger.ModeManual, trigger.ModeOff)
 	}
 	if err := checkApproval(p.GetApproval()); err != nil {
 		return err

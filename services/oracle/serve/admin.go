@@ -6,29 +6,18 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
-	"hash/crc32"
 	"io"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
 	planv1 "github.com/kolocate/kolocate/api/proto/plan/v1"
 	"github.com/kolocate/kolocate/services/oracle/directory"
+	"github.com/kolocate/kolocate/services/oracle/graph"
 	"github.com/kolocate/kolocate/services/replica"
 )
-
-const (
-	// chunkBytes is the size of one chunk of a graph or plan on the wire.
-	chunkBytes = 1 << 20
-	// maxPlanBytes bounds an encoded plan.
-	maxPlanBytes = 256 << 20
-)
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // adminService implements oraclev1.AdminServer.
 type adminService struct {
@@ -135,40 +124,58 @@ func (s *adminService) ControlRebalance(ctx context.Context, r *oraclev1.Control
 	return s.rebalance(r.GetName())
 }
 
-// FetchGraph streams the graph that a rebalance is to be planned from.
+// FetchGraph streams the graph that a rebalance is to be planned from; without
+// a name, a fresh one.
 func (s *adminService) FetchGraph(r *oraclev1.FetchGraphRequest, stream oraclev1.Admin_FetchGraphServer) error {
 	if err := s.oracle.requireLeader(); err != nil {
 		return err
 	}
-	graph, err := s.oracle.graphFor(r.GetRebalance())
+	snapshot, err := s.graphFor(r.GetRebalance())
 	if err != nil {
 		return err
 	}
-	data, err := proto.Marshal(graph)
+	data, err := graph.Encode(snapshot)
 	if err != nil {
-		return status.Errorf(codes.Internal, "encode graph: %v", err)
+		return status.Error(codes.Internal, err.Error())
 	}
-	checksum := crc32.Checksum(data, castagnoli)
-	for first := true; first || len(data) > 0; first = false {
-		chunk := &oraclev1.GraphChunk{Data: data[:min(len(data), chunkBytes)]}
-		data = data[len(chunk.GetData()):]
-		if first {
-			chunk.Options = s.oracle.planOptions()
+	for i, chunk := range graph.Split(data, 0) {
+		message := &oraclev1.GraphChunk{Data: chunk.Data, Checksum: chunk.Checksum, Last: chunk.Last}
+		if i == 0 {
+			message.Options = s.oracle.planOptions()
 		}
-		if len(data) == 0 {
-			chunk.Last, chunk.Checksum = true, checksum
-		}
-		if err := stream.Send(chunk); err != nil {
+		if err := stream.Send(message); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+func (s *adminService) graphFor(name string) (*planv1.Graph, error) {
+	if name == "" {
+		now := time.Now()
+		var fresh *planv1.Graph
+		s.oracle.machine.view(func(d *directory.Directory) {
+			if d.Founded() {
+				r := s.oracle.registry.since(now.Add(-statusWindow), now)
+				fresh = s.oracle.tracer.take("", d.Placement(), r, d.Shards(), now)
+			}
+		})
+		if fresh == nil {
+			return nil, status.Error(codes.Unavailable, "the store is not founded yet; try again in a moment")
+		}
+		return fresh, nil
+	}
+	snapshot := s.oracle.tracer.taken(name)
+	if snapshot == nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "no graph was taken for rebalance %q, or another replica of the oracle leads since; wait until it is Partitioning again", name)
+	}
+	return snapshot, nil
+}
+
 // SubmitPlan takes the plan of a partitioner that runs elsewhere.
 func (s *adminService) SubmitPlan(stream oraclev1.Admin_SubmitPlanServer) error {
 	var name string
-	var data []byte
+	var joiner graph.Joiner
 	for last := false; !last; {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -180,19 +187,20 @@ func (s *adminService) SubmitPlan(stream oraclev1.Admin_SubmitPlanServer) error 
 		if name == "" {
 			name = chunk.GetRebalance()
 		}
-		data = append(data, chunk.GetData()...)
-		if len(data) > maxPlanBytes {
-			return status.Errorf(codes.ResourceExhausted, "the plan is over %d bytes; raise the vertices in a step or lower the moves", maxPlanBytes)
-		}
-		if last = chunk.GetLast(); last && crc32.Checksum(data, castagnoli) != chunk.GetChecksum() {
-			return status.Error(codes.DataLoss, "the plan was damaged on its way (its checksum differs); send it again")
+		last = chunk.GetLast()
+		if err := joiner.Add(graph.Chunk{Data: chunk.GetData(), Checksum: chunk.GetChecksum(), Last: last}); err != nil {
+			return status.Error(codes.DataLoss, err.Error())
 		}
 	}
-	var plan planv1.Plan
-	if err := proto.Unmarshal(data, &plan); err != nil {
-		return status.Errorf(codes.InvalidArgument, "read the plan: %v", err)
+	data, err := joiner.Bytes()
+	if err != nil {
+		return status.Error(codes.DataLoss, err.Error())
 	}
-	if err := s.oracle.acceptPlan(stream.Context(), name, &plan); err != nil {
+	plan, err := graph.DecodePlan(data, s.oracle.config.Store)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := s.oracle.acceptPlan(stream.Context(), name, plan); err != nil {
 		return grpcError(err)
 	}
 	r, err := s.rebalance(name)
@@ -213,18 +221,13 @@ func (s *adminService) GetPlan(r *oraclev1.GetPlanRequest, stream oraclev1.Admin
 	if err != nil {
 		return grpcError(err)
 	}
-	data, err := proto.Marshal(plan)
+	data, err := graph.EncodePlan(plan)
 	if err != nil {
-		return fmt.Errorf("encode plan: %w", err)
+		return status.Error(codes.Internal, err.Error())
 	}
-	checksum := crc32.Checksum(data, castagnoli)
-	for last := false; !last; {
-		chunk := &oraclev1.PlanChunk{Rebalance: r.GetRebalance(), Data: data[:min(len(data), chunkBytes)]}
-		data = data[len(chunk.GetData()):]
-		if last = len(data) == 0; last {
-			chunk.Last, chunk.Checksum = true, checksum
-		}
-		if err := stream.Send(chunk); err != nil {
+	for _, chunk := range graph.Split(data, 0) {
+		message := &oraclev1.PlanChunk{Rebalance: r.GetRebalance(), Data: chunk.Data, Checksum: chunk.Checksum, Last: chunk.Last}
+		if err := stream.Send(message); err != nil {
 			return err
 		}
 	}

@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
 	planv1 "github.com/kolocate/kolocate/api/proto/plan/v1"
+	"github.com/kolocate/kolocate/services/keyspace"
 	"github.com/kolocate/kolocate/services/oracle/directory"
+	"github.com/kolocate/kolocate/services/oracle/trigger"
 )
 
 const (
@@ -37,6 +40,10 @@ type conductor struct {
 	// partitioning is set while a partitioner runs as a child process.
 	partitioning chan error
 	triggerAfter time.Time
+	// started is when this replica began to lead, and so to count.
+	started time.Time
+	// answer is what the trigger's policies said last.
+	answer atomic.Pointer[trigger.Decision]
 }
 
 // gathered is what one decision is taken from.
@@ -51,11 +58,14 @@ type gathered struct {
 	window    time.Duration
 	minimum   uint64
 	shards    uint32
+	placement *keyspace.Placement
 	before    *oraclev1.Measurement
 	predicted *planv1.Prediction
 }
 
-func newConductor(o *Oracle) *conductor { return &conductor{oracle: o, mover: newMover(o)} }
+func newConductor(o *Oracle) *conductor {
+	return &conductor{oracle: o, mover: newMover(o), started: time.Now()}
+}
 
 // run conducts until the context ends. It is the only goroutine that does.
 func (c *conductor) run(ctx context.Context) {
@@ -89,7 +99,7 @@ func (c *conductor) gather() (g gathered, active bool) {
 			name: r.GetName(), phase: r.GetPhase(), paused: r.GetPaused(), stopping: state.GetStopping(), reverting: state.GetReverting(),
 			since: time.UnixMilli(r.GetPhaseSinceUnixMillis()), trace: seconds(state.GetTraceSeconds()),
 			window: seconds(d.Policy().GetWindowSeconds()), minimum: d.Policy().GetMinimumCommands(),
-			shards: d.Shards(), before: r.GetBefore(), predicted: r.GetPrediction(),
+			shards: d.Shards(), placement: d.Placement(), before: r.GetBefore(), predicted: r.GetPrediction(),
 		}
 	})
 	return g, active
@@ -140,10 +150,7 @@ func (c *conductor) trace(ctx context.Context, g gathered, now time.Time) error 
 			Message: fmt.Sprintf("only %d commands were seen in %v, %d are needed to plan; try again under load or lower the minimum", r.commands, elapsed.Round(time.Second), g.minimum),
 		})
 	}
-	graph, err := c.oracle.tracer.snapshot(c.oracle, g.name, r, g.shards)
-	if err != nil {
-		return err
-	}
+	graph := c.oracle.tracer.take(g.name, g.placement, r, g.shards, now)
 	return c.enter(ctx, &oraclev1.PhaseEntered{
 		Name: g.name, Phase: oraclev1.Phase_PHASE_PARTITIONING,
 		Message: fmt.Sprintf("partitioning a graph of %d vertices and %d edges", len(graph.GetVertices()), len(graph.GetEdges())),
@@ -154,7 +161,7 @@ func (c *conductor) trace(ctx context.Context, g gathered, now time.Time) error 
 // partition starts the partitioner where it runs as a child process, and waits
 // for the plan either way.
 func (c *conductor) partition(ctx context.Context, g gathered, now time.Time) error {
-	graph := c.oracle.tracer.snapshotOf(g.name)
+	graph := c.oracle.tracer.taken(g.name)
 	if graph == nil {
 		return c.enter(ctx, &oraclev1.PhaseEntered{
 			Name: g.name, Phase: oraclev1.Phase_PHASE_TRACING,

@@ -142,7 +142,7 @@ func newOracle(config Config, registerer prometheus.Registerer) (*Oracle, error)
 		config: config, log: config.Logger, machine: newMachine(), registry: newRegistry(), conns: newConnections(),
 		health: health.NewServer(), stopping: make(chan struct{}), lost: make(chan struct{}),
 	}
-	o.tracer = newTracer()
+	o.tracer = newTracer(config.Store)
 	o.conductor.Store(newConductor(o))
 	if len(o.config.EdgeOracleAddresses) == 0 {
 		for _, id := range slices.Sorted(maps.Keys(o.config.Peers)) {

@@ -19,13 +19,14 @@ import (
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
 	planv1 "github.com/kolocate/kolocate/api/proto/plan/v1"
 	"github.com/kolocate/kolocate/services/oracle/directory"
+	"github.com/kolocate/kolocate/services/oracle/graph"
 )
 
 // maxPartitionerOutput bounds how much of a failed partitioner's words is passed on.
 const maxPartitionerOutput = 2000
 
 // runPartitioner plans with a child process: files in, a file out.
-func (o *Oracle) runPartitioner(ctx context.Context, name string, graph *planv1.Graph) error {
+func (o *Oracle) runPartitioner(ctx context.Context, name string, snapshot *planv1.Graph) error {
 	ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 	defer cancel()
 	dir, err := os.MkdirTemp(o.config.DataDir, "partition-")
@@ -34,7 +35,7 @@ func (o *Oracle) runPartitioner(ctx context.Context, name string, graph *planv1.
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // what stays behind is found under the data directory
 	graphFile, optionsFile, planFile := filepath.Join(dir, "graph"), filepath.Join(dir, "options"), filepath.Join(dir, "plan")
-	if err := errors.Join(writeMessage(graphFile, graph), writeMessage(optionsFile, o.planOptions())); err != nil {
+	if err := errors.Join(writeMessage(graphFile, snapshot), writeMessage(optionsFile, o.planOptions())); err != nil {
 		return err
 	}
 	command := exec.CommandContext(ctx, o.config.Partitioner, "--graph", graphFile, "--options", optionsFile, "--plan", planFile) //nolint:gosec // the operator of the store names the program
@@ -45,15 +46,15 @@ func (o *Oracle) runPartitioner(ctx context.Context, name string, graph *planv1.
 		words := strings.TrimSpace(output.String())
 		return fmt.Errorf("run %s: %w: %s", o.config.Partitioner, err, words[max(0, len(words)-maxPartitionerOutput):])
 	}
-	var plan planv1.Plan
 	data, err := os.ReadFile(planFile) //nolint:gosec // a file of our own
 	if err != nil {
 		return fmt.Errorf("read the partitioner's plan: %w", err)
 	}
-	if err := proto.Unmarshal(data, &plan); err != nil {
+	plan, err := graph.DecodePlan(data, o.config.Store)
+	if err != nil {
 		return fmt.Errorf("read the partitioner's plan: %w", err)
 	}
-	return o.acceptPlan(ctx, name, &plan)
+	return o.acceptPlan(ctx, name, plan)
 }
 
 func writeMessage(file string, m proto.Message) error {
