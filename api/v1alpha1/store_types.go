@@ -9,11 +9,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Percent is a share with a percent sign, from 0% to 1000%, with at most two decimals.
+// Share is a part of a whole with a percent sign, from 0% to 100%, with at most
+// two decimals.
 //
-// +kubebuilder:validation:Pattern=`^(1000|[0-9]{1,3})(\.[0-9]{1,2})?%$`
+// +kubebuilder:validation:Pattern=`^(100(\.0{1,2})?|[0-9]{1,2}(\.[0-9]{1,2})?)%$`
 // +kubebuilder:validation:MaxLength=8
-type Percent string
+type Share string
+
+// Excess is how far something is over a mean, with a percent sign, from 0% to
+// 999%, with at most two decimals.
+//
+// +kubebuilder:validation:Pattern=`^[0-9]{1,3}(\.[0-9]{1,2})?%$`
+// +kubebuilder:validation:MaxLength=8
+type Excess string
 
 // PlacementPolicy says how keys find their shard.
 //
@@ -174,39 +182,40 @@ type Rebalancing struct {
 
 	// MPOShareThreshold is the share of multi-shard commands from which a
 	// rebalance is worth its while.
-	// +kubebuilder:default="10%"
+	// +kubebuilder:default="5%"
 	// +optional
-	MPOShareThreshold Percent `json:"mpoShareThreshold,omitempty"`
+	MPOShareThreshold Share `json:"mpoShareThreshold,omitempty"`
 
 	// ImbalanceThreshold is how far the busiest shard may be over the mean load
 	// before a rebalance starts.
 	// +kubebuilder:default="50%"
 	// +optional
-	ImbalanceThreshold Percent `json:"imbalanceThreshold,omitempty"`
+	ImbalanceThreshold Excess `json:"imbalanceThreshold,omitempty"`
 
 	// MinimumGain is the predicted fall of the share of multi-shard commands, in
 	// points, below which a plan is dropped.
-	// +kubebuilder:default="2%"
+	// +kubebuilder:default="1%"
 	// +optional
-	MinimumGain Percent `json:"minimumGain,omitempty"`
+	MinimumGain Share `json:"minimumGain,omitempty"`
 
 	// Cooldown is the time between the end of a rebalance and the next start.
-	// +kubebuilder:default="10m"
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('168h')",message="must be from 0s to 168h"
+	// +kubebuilder:default="1m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('168h')",message="must be from 1s to 168h"
 	// +optional
 	Cooldown *metav1.Duration `json:"cooldown,omitempty"`
 
 	// Window over which the workload is observed.
-	// +kubebuilder:default="1m"
+	// +kubebuilder:default="30s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="must be from 1s to 24h"
 	// +optional
 	Window *metav1.Duration `json:"window,omitempty"`
 
 	// ImbalanceTolerance is how far a plan may let the busiest shard be over the
-	// mean load.
+	// mean load, from 0.1% to 100%.
 	// +kubebuilder:default="5%"
+	// +kubebuilder:validation:XValidation:rule="self != '0%' && !self.matches('^0?0[.]0[0-9]?%$') && self != '00%'",message="must be from 0.1% to 100%: no plan balances better"
 	// +optional
-	ImbalanceTolerance Percent `json:"imbalanceTolerance,omitempty"`
+	ImbalanceTolerance Share `json:"imbalanceTolerance,omitempty"`
 
 	// Preconfiguration of the graph partitioner: speed against quality.
 	// +kubebuilder:default=fastsocial
@@ -215,15 +224,15 @@ type Rebalancing struct {
 	Preconfiguration string `json:"preconfiguration,omitempty"`
 
 	// MaxMoves bounds the vertices that one rebalance moves.
-	// +kubebuilder:default=50000
+	// +kubebuilder:default=100000
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000000
 	// +optional
 	MaxMoves int32 `json:"maxMoves,omitempty"`
 
 	// MaxBytes bounds the bytes that one rebalance moves.
-	// +kubebuilder:default="10Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0'))",message="must be greater than 0, for example 10Gi"
+	// +kubebuilder:default="64Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0'))",message="must be greater than 0, for example 64Gi"
 	// +optional
 	MaxBytes *resource.Quantity `json:"maxBytes,omitempty"`
 
@@ -248,21 +257,21 @@ type Rebalancing struct {
 
 	// MaxOverrides bounds the vertices placed one by one; the others follow their slot.
 	// +kubebuilder:default=50000
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	// +optional
-	MaxOverrides *int32 `json:"maxOverrides,omitempty"`
+	MaxOverrides int32 `json:"maxOverrides,omitempty"`
 
 	// MinimumCommands is the number of commands in the window below which the
 	// measures say nothing.
 	// +kubebuilder:default=1000
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000000
 	// +optional
-	MinimumCommands *int64 `json:"minimumCommands,omitempty"`
+	MinimumCommands int64 `json:"minimumCommands,omitempty"`
 
 	// StepVertices is the number of vertices handed over in one step.
-	// +kubebuilder:default=256
+	// +kubebuilder:default=64
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4096
 	// +optional
