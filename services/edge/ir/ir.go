@@ -141,7 +141,8 @@ func (e *Edge) validateShards() (map[keyspace.ShardID]bool, error) {
 func (e *Edge) validateSlots(known map[keyspace.ShardID]bool) error {
 	var faults []error
 	reported := make(map[keyspace.ShardID]bool)
-	for slot, shard := range e.Slots {
+	for slot := range e.Slots {
+		shard := e.Slots[slot]
 		if known[shard] || reported[shard] {
 			continue
 		}

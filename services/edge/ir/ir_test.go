@@ -24,7 +24,7 @@ func valid() *Edge {
 		Listener:  "0.0.0.0:8080",
 	}
 	for slot := range e.Slots {
-		e.Slots[slot] = keyspace.ShardID(1 + slot%2) //nolint:gosec // 1 or 2
+		e.Slots[slot] = keyspace.ShardID(1 + slot%2)
 	}
 	return e
 }

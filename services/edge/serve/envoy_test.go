@@ -115,14 +115,14 @@ func newWorld(t testing.TB, shards ...[]*replica) *world {
 	})
 	w.ir = ir.Edge{Epoch: 1, Store: "test", Listener: freeAddress(t), Oracle: []string{control}}
 	for i, replicas := range shards {
-		shard := ir.Shard{ID: keyspace.ShardID(i + 1)} //nolint:gosec // small
+		shard := ir.Shard{ID: keyspace.ShardID(i + 1)}
 		for _, r := range replicas {
 			shard.Replicas = append(shard.Replicas, ir.Endpoint{Address: r.address})
 		}
 		w.ir.Shards = append(w.ir.Shards, shard)
 	}
 	for slot := range w.ir.Slots {
-		w.ir.Slots[slot] = keyspace.ShardID(slot*len(shards)/keyspace.Slots + 1) //nolint:gosec // small
+		w.ir.Slots[slot] = keyspace.ShardID(slot*len(shards)/keyspace.Slots + 1)
 	}
 	if err := w.edge.Update(w.ir); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func (w *world) startEnvoy(control string) {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, envoyBinary(w.t), translate.Arguments(file, 1)...) //nolint:gosec // the binary under test
+	cmd := exec.CommandContext(ctx, envoyBinary(w.t), translate.Arguments(file, 1)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Stderr = w.stderr

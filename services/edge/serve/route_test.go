@@ -51,7 +51,7 @@ func keys(seed uint64) []string {
 		"{", "}", "{}", "}{", "a{b", "a}b{c}", "{a}", "{ }", "100%", "%41", "a b", "tab\there", "café", "\x00", "\xff\xfe{\x01}",
 		"comma,and;semicolon=", `quote"\back`, strings.Repeat("k", keyspace.MaxKeyBytes), "a=b&c", "~!@#$^*()",
 	}
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a seeded test
+	random := rand.New(rand.NewPCG(seed, 1))
 	for range 60 {
 		key := make([]byte, 1+random.IntN(24))
 		for i := range key {
@@ -92,13 +92,13 @@ func TestThinRequestsReachTheShardOfTheirKey(t *testing.T) {
 	w := newWorld(t, threeShards(t)...)
 	w.checkKeys("by slot")
 
-	random := rand.New(rand.NewPCG(3, 3)) //nolint:gosec // a seeded test
+	random := rand.New(rand.NewPCG(3, 3))
 	w.update(func(e *ir.Edge) {
 		seen := make(map[keyspace.Vertex]bool)
 		for _, key := range keys(7) {
 			if v := keyspace.VertexOf(key); !seen[v] && random.IntN(2) == 0 {
 				seen[v] = true
-				e.Overrides = append(e.Overrides, ir.Override{Vertex: v, Shard: keyspace.ShardID(1 + random.IntN(3))}) //nolint:gosec // small
+				e.Overrides = append(e.Overrides, ir.Override{Vertex: v, Shard: keyspace.ShardID(1 + random.IntN(3))})
 			}
 		}
 	})
@@ -108,7 +108,7 @@ func TestThinRequestsReachTheShardOfTheirKey(t *testing.T) {
 	w.update(func(e *ir.Edge) {
 		for slot := range e.Slots {
 			if random.IntN(50) == 0 {
-				e.Slots[slot] = keyspace.ShardID(1 + random.IntN(3)) //nolint:gosec // small
+				e.Slots[slot] = keyspace.ShardID(1 + random.IntN(3))
 			}
 		}
 		e.Overrides = e.Overrides[:len(e.Overrides)/2]
@@ -256,16 +256,16 @@ func TestUpdatesUnderLoadAreInvisible(t *testing.T) {
 			results <- nil
 		}()
 	}
-	random := rand.New(rand.NewPCG(11, 1)) //nolint:gosec // a seeded test
+	random := rand.New(rand.NewPCG(11, 1))
 	for range 40 {
 		w.update(func(e *ir.Edge) {
 			e.Overrides = slices.Clone(e.Overrides)
 			for range 10 {
 				v := keyspace.Vertex(fmt.Sprintf("user/%d", random.IntN(500)))
 				e.Overrides = slices.DeleteFunc(e.Overrides, func(o ir.Override) bool { return o.Vertex == v })
-				e.Overrides = append(e.Overrides, ir.Override{Vertex: v, Shard: keyspace.ShardID(1 + random.IntN(3))}) //nolint:gosec // small
+				e.Overrides = append(e.Overrides, ir.Override{Vertex: v, Shard: keyspace.ShardID(1 + random.IntN(3))})
 			}
-			e.Slots[random.IntN(keyspace.Slots)] = keyspace.ShardID(1 + random.IntN(3)) //nolint:gosec // small
+			e.Slots[random.IntN(keyspace.Slots)] = keyspace.ShardID(1 + random.IntN(3))
 		})
 		w.await(w.ir.Epoch)
 	}
@@ -293,7 +293,7 @@ func TestLargestOverrideTable(t *testing.T) {
 	w.update(func(e *ir.Edge) {
 		for i := range ir.DefaultMaxOverrides {
 			e.Overrides = append(e.Overrides, ir.Override{
-				Vertex: keyspace.Vertex(fmt.Sprintf("user/%d", i)), Shard: keyspace.ShardID(1 + i%3), //nolint:gosec // small
+				Vertex: keyspace.Vertex(fmt.Sprintf("user/%d", i)), Shard: keyspace.ShardID(1 + i%3),
 			})
 		}
 	})

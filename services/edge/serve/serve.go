@@ -265,12 +265,20 @@ func (s *Server) broadcast() {
 // oneNode gives every Envoy the same snapshot.
 type oneNode struct{}
 
+// ID returns the key of the one snapshot.
 func (oneNode) ID(*corev3.Node) string { return allEnvoys }
 
 // quiet drops the library's log: the server's own callbacks say what matters.
 type quiet struct{}
 
+// Debugf drops a line.
 func (quiet) Debugf(string, ...any) {}
-func (quiet) Infof(string, ...any)  {}
-func (quiet) Warnf(string, ...any)  {}
+
+// Infof drops a line.
+func (quiet) Infof(string, ...any) {}
+
+// Warnf drops a line.
+func (quiet) Warnf(string, ...any) {}
+
+// Errorf drops a line.
 func (quiet) Errorf(string, ...any) {}

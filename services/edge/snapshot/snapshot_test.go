@@ -18,15 +18,15 @@ import (
 func edgeOf(shards, overrides int) *ir.Edge {
 	e := &ir.Edge{Epoch: 4, Store: "s", Listener: "127.0.0.1:8080", Oracle: []string{"127.0.0.1:7100"}}
 	for i := range shards {
-		id := keyspace.ShardID(i + 1) //nolint:gosec // small
+		id := keyspace.ShardID(i + 1)
 		e.Shards = append(e.Shards, ir.Shard{ID: id, Replicas: []ir.Endpoint{{Address: fmt.Sprintf("127.0.0.1:%d", 7000+i)}}})
 	}
 	for slot := range e.Slots {
-		e.Slots[slot] = keyspace.ShardID(slot*shards/keyspace.Slots + 1) //nolint:gosec // small
+		e.Slots[slot] = keyspace.ShardID(slot*shards/keyspace.Slots + 1)
 	}
 	for i := range overrides {
 		e.Overrides = append(e.Overrides, ir.Override{
-			Vertex: keyspace.Vertex(fmt.Sprintf("user/%d", i)), Shard: keyspace.ShardID(i%shards + 1), //nolint:gosec // small
+			Vertex: keyspace.Vertex(fmt.Sprintf("user/%d", i)), Shard: keyspace.ShardID(i%shards + 1),
 		})
 	}
 	return e
