@@ -17,7 +17,7 @@ cd "$root"
 
 findings=0
 finding() {
-  echo "stale: $1" >&2
+  echo "finding: $1" >&2
   echo "  mend it with: $2" >&2
   findings=$((findings + 1))
 }
