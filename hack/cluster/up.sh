@@ -146,21 +146,26 @@ main() {
   locked "cluster-$name"
   folder=$KOLOCATE_CACHE/clusters/$name
   KUBECONFIG_FILE=$folder/kubeconfig
-  mkdir -p "$folder"
   { read -r KIND && read -r KUBECTL; } < <("$KUBE_DIR/build.sh" kind kubectl) || die "kind and kubectl could not be built"
 
   if cluster_exists "$name"; then
-    "$KIND" --quiet export kubeconfig --name "$name" --kubeconfig "$KUBECONFIG_FILE" || true
-    if retry_until 20 cluster_healthy; then
+    [[ -e $folder/kind.yaml ]] ||
+      die "cluster $name exists and was not made by hack/cluster/up.sh: use another name, or delete it with 'kind delete cluster --name $name'"
+    # Only a cluster that was finished counts: after a killed run the API server
+    # may answer while what kind applies last is missing.
+    if [[ -e $folder/finished ]] && retry_until 20 cluster_healthy; then
       progress "cluster $name is already up"
       printf '%s\n' "$KUBECONFIG_FILE"
       return
     fi
     step "delete-$name" "deleting cluster $name, which is not healthy" "$KIND" delete cluster --name "$name"
   fi
+  rm -rf "$folder"
+  mkdir -p "$folder"
   choose_node_image
   step "create-$name" "creating cluster $name" create "$name" "$folder"
   step "workloads-$name" "waiting for DNS and storage" workloads_ready
+  printf '%s\n' "$NODE_IMAGE" >"$folder/finished"
   printf '%s\n' "$KUBECONFIG_FILE"
 }
 
