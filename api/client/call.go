@@ -85,7 +85,7 @@ func (k *call) identify() error {
 	if !k.update || k.command.GetId() != nil {
 		return nil
 	}
-	sequence, below, err := k.client.ids.take()
+	sequence, below, err := k.client.ids.Take()
 	if err != nil {
 		return err
 	}
@@ -108,6 +108,8 @@ func (k *call) answered(from keyspace.ShardID, reply *kvv1.Reply) {
 			k.finish(nil, k.failure(Refused, errors.New(refused)))
 			return
 		}
+		// A shard that passed the command on says where its vertices are.
+		c.cache.learn(reply.GetHints())
 		k.finish(reply, nil)
 	case kvv1.Outcome_OUTCOME_REJECTED:
 		k.finish(nil, k.failure(Rejected, errors.New(reply.GetMessage())))
@@ -185,7 +187,7 @@ func (k *call) finish(reply *kvv1.Reply, err *Error) {
 	c := k.client
 	c.stats.commands.Add(1)
 	if k.sequence != 0 {
-		c.ids.answer(k.sequence)
+		c.ids.Answer(k.sequence)
 	}
 	if k.hasSlot {
 		<-c.slots

@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/kolocate/kolocate/api/client/sequence"
 	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
 	"github.com/kolocate/kolocate/services/keyspace"
 )
@@ -27,7 +28,7 @@ type Client struct {
 	config  Config
 	id      uint64
 	slots   chan struct{}
-	ids     sequences
+	ids     sequence.Window
 	cache   *locations
 	links   *links
 	clock   *clock

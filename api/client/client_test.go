@@ -230,7 +230,7 @@ func TestDeadlines(t *testing.T) {
 		}
 		return &kvv1.Reply{Outcome: kvv1.Outcome_OUTCOME_RETRY, Message: "no leader"}, nil
 	}
-	_, err := c.Put(within(t, 50*time.Millisecond), []byte("retry"), nil)
+	_, err := c.Get(within(t, 50*time.Millisecond), []byte("retry"))
 	if !errors.Is(err, DeadlineExceeded) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("never run: %v", err)
 	}
@@ -329,30 +329,5 @@ func TestScans(t *testing.T) {
 		if !errors.Is(err, Invalid) {
 			t.Errorf("start in another vertex: %v", err)
 		}
-	}
-}
-
-func TestSequences(t *testing.T) {
-	var s sequences
-	for range 3 {
-		if _, _, err := s.take(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.answer(2)
-	if _, below, _ := s.take(); below != 1 {
-		t.Fatalf("below %d, want 1: the first is open", below)
-	}
-	s.answer(1)
-	if _, below, _ := s.take(); below != 3 {
-		t.Fatalf("below %d, want 3", below)
-	}
-	for range sequenceWindow - 3 {
-		if _, _, err := s.take(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, _, err := s.take(); err == nil {
-		t.Fatal("the window has no bound")
 	}
 }

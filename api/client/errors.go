@@ -88,7 +88,4 @@ func (e *Error) Is(target error) bool {
 	return ok && kind == e.Kind
 }
 
-var (
-	errClosed     = errors.New("the client was closed: dial a new one")
-	errWindowFull = fmt.Errorf("one update has been waiting while %d later ones were started: wait for it, or use a shorter deadline", sequenceWindow)
-)
+var errClosed = errors.New("the client was closed: dial a new one")
