@@ -6,11 +6,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
+	edge "github.com/kolocate/kolocate/services/edge/serve"
 	"github.com/kolocate/kolocate/services/keyspace"
 	oracle "github.com/kolocate/kolocate/services/oracle/serve"
 )
@@ -51,7 +54,7 @@ func newOracle() *cobra.Command {
 				Store: members.store, Shards: shards, Replica: m.replica, Peers: m.peers, DataDir: members.data,
 				Listen: members.listen, MetricsListen: members.metrics, EnvoyListener: listener, EdgeOracleAddresses: edgeAddresses,
 				Policy: policy, Partitioner: program, TickInterval: members.tick, ElectionTimeout: members.election,
-				Version: version, Logger: log,
+				Version: version, Logger: log, NewEdge: newEdge,
 			})
 		},
 	}
@@ -70,4 +73,9 @@ func newOracle() *cobra.Command {
 	flags.Float64Var(&policy.ImbalanceTolerance, "imbalance", 0.05, "tolerated imbalance of load: 0.05 is 5 %")
 	flags.StringVar(&policy.Preconfiguration, "preconfiguration", "", "KaHIP's: fast, eco, strong, fastsocial, ecosocial or strongsocial")
 	return command
+}
+
+// newEdge joins Envoy's control plane to the oracle.
+func newEdge(log *slog.Logger, registerer prometheus.Registerer) (oracle.Edge, error) {
+	return edge.New(edge.Config{Logger: log, Registerer: registerer})
 }

@@ -7,10 +7,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 
 	"github.com/kolocate/kolocate/services/edge/ir"
-	edgeserve "github.com/kolocate/kolocate/services/edge/serve"
 	"github.com/kolocate/kolocate/services/keyspace"
 	"github.com/kolocate/kolocate/services/oracle/directory"
 )
@@ -19,8 +18,15 @@ import (
 // epochs reaches Envoy as one.
 const edgePause = 20 * time.Millisecond
 
-func newEdge(o *Oracle, registerer prometheus.Registerer) (*edgeserve.Server, error) {
-	return edgeserve.New(edgeserve.Config{Logger: o.log, Registerer: registerer})
+// Edge publishes to the Envoys of a store. The edge's server is one.
+type Edge interface {
+	RegisterOn(registrar grpc.ServiceRegistrar)
+	// Update publishes what Envoy must know now.
+	Update(edge ir.Edge) error
+	// AcknowledgedEpoch is the lowest epoch over the connected Envoys, 0 with none.
+	AcknowledgedEpoch() keyspace.Epoch
+	// Close ends the connections to the Envoys.
+	Close()
 }
 
 // feedEdge publishes each change of placement, addresses or leaders to the

@@ -32,7 +32,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
-	edgeserve "github.com/kolocate/kolocate/services/edge/serve"
 	"github.com/kolocate/kolocate/services/oracle/directory"
 	"github.com/kolocate/kolocate/services/replica"
 )
@@ -69,6 +68,8 @@ type Config struct {
 	TickInterval, ElectionTimeout time.Duration
 	Version                       string
 	Logger                        *slog.Logger
+	// NewEdge makes the publisher to the Envoys.
+	NewEdge func(*slog.Logger, prometheus.Registerer) (Edge, error)
 }
 
 // Oracle is one replica of the oracle.
@@ -80,12 +81,14 @@ type Oracle struct {
 	tracer    *tracer
 	conductor atomic.Pointer[conductor]
 	conns     *connections
-	edge      *edgeserve.Server
+	edge      Edge
 	metrics   *metrics
 	host      *replica.Host
 	health    *health.Server
 	stopping  chan struct{}
-	tasks     sync.WaitGroup
+	// opened is closed when host is set: the replica may lead before Open returns.
+	opened chan struct{}
+	tasks  sync.WaitGroup
 
 	mu sync.Mutex
 	// term is cancelled when this replica ceases to lead; nil while it does not.
@@ -140,7 +143,7 @@ func newOracle(config Config, registerer prometheus.Registerer) (*Oracle, error)
 	}
 	o := &Oracle{
 		config: config, log: config.Logger, machine: newMachine(), registry: newRegistry(), conns: newConnections(),
-		health: health.NewServer(), stopping: make(chan struct{}), lost: make(chan struct{}),
+		health: health.NewServer(), stopping: make(chan struct{}), opened: make(chan struct{}), lost: make(chan struct{}),
 	}
 	o.tracer = newTracer(config.Store)
 	o.conductor.Store(newConductor(o))
@@ -149,7 +152,7 @@ func newOracle(config Config, registerer prometheus.Registerer) (*Oracle, error)
 			o.config.EdgeOracleAddresses = append(o.config.EdgeOracleAddresses, o.config.Peers[id])
 		}
 	}
-	edge, err := newEdge(o, registerer)
+	edge, err := config.NewEdge(config.Logger, registerer)
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +173,7 @@ func (o *Oracle) open(ctx context.Context) error {
 		return err
 	}
 	o.host = host
+	close(o.opened)
 	return nil
 }
 
@@ -255,6 +259,11 @@ func (o *Oracle) resign() {
 // lead does the leader's work for one term: it founds the store if it is new,
 // then conducts rebalances and feeds the edge until the context ends.
 func (o *Oracle) lead(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-o.opened:
+	}
 	for !o.foundStore(ctx) {
 		select {
 		case <-ctx.Done():
