@@ -115,6 +115,7 @@ func (x *execution) runOp(op *kvv1.Op, out *kvv1.OpResult) refusal {
 	case kvv1.OpKind_OP_KIND_DELETE:
 		out.Found = x.get(key).found
 		if out.Found {
+			out.Version = x.version
 			x.put(key, keyState{version: x.version})
 		}
 	case kvv1.OpKind_OP_KIND_INCREMENT:

@@ -54,20 +54,23 @@ func (c *Core) submitRangeScan(origin uint64, cmd *kvv1.Command) {
 		return
 	}
 	u := &unit{origin: origin, command: cmd, ranged: true, reads: true}
-	c.wait(u)
-	c.pump()
+	if c.wait(u) {
+		c.queues.ready = append(c.queues.ready, u)
+		c.pump()
+	}
 }
 
-// wait queues a single-shard command.
-func (c *Core) wait(u *unit) {
+// wait queues a single-shard command, unless too many wait.
+func (c *Core) wait(u *unit) bool {
 	if c.queues.waiting >= c.cfg.MaxQueued {
 		c.reply(u.origin, retry(fmt.Sprintf("%v has %d commands waiting for held vertices, its bound MaxQueued", c.cfg.Shard, c.queues.waiting)))
-		return
+		return false
 	}
 	if !u.reads {
 		c.enterProgress(u.command)
 	}
 	c.queues.add(u)
+	return true
 }
 
 // known answers an update that has run already, that is under way, or whose

@@ -213,6 +213,7 @@ func (c *Core) decide(e *shardv1.Decide) {
 		if a.key.coordinator == c.cfg.Shard {
 			c.replyRetry(a, e)
 		}
+		c.emitAttempt(a)
 	}
 	c.deliver()
 }
@@ -263,10 +264,12 @@ func (c *Core) deliver() {
 		}
 		c.undelivered.Delete(a)
 		a.phase = attemptDelivered
-		c.queues.add(&unit{
+		u := &unit{
 			command: a.command, vertices: a.vertices, attempt: a,
 			ranged: isRangeScan(a.command), reads: PureRead(a.command),
-		})
+		}
+		c.queues.add(u)
+		c.queues.ready = append(c.queues.ready, u)
 	}
 	c.pump()
 }

@@ -70,12 +70,12 @@ func writesInto(cmd *kvv1.Command, r *unit) bool {
 	return false
 }
 
-// add puts a unit behind all that came before it.
+// add puts a unit behind all that came before it. Whoever adds one that may be
+// runnable at once marks it as ready.
 func (q *queues) add(u *unit) {
 	q.next++
 	u.sequence = q.next
 	q.insert(u)
-	q.ready = append(q.ready, u)
 }
 
 func (q *queues) insert(u *unit) {
