@@ -240,7 +240,7 @@ type Rebalance struct {
 	// +required
 	Spec RebalanceSpec `json:"spec"`
 	// +optional
-	Status RebalanceStatus `json:"status,omitempty"`
+	Status RebalanceStatus `json:"status,omitzero"`
 }
 
 // RebalanceList is a list of Rebalances.

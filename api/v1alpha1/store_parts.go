@@ -19,7 +19,7 @@ type Edge struct {
 
 	// Resources of each Envoy.
 	// +optional
-	Resources corev1.ResourceRequirements `json:"resources,omitempty"`
+	Resources corev1.ResourceRequirements `json:"resources,omitzero"`
 
 	// ServiceType of the Service that clients use.
 	// +kubebuilder:default=ClusterIP
@@ -41,19 +41,19 @@ type Oracle struct {
 
 	// Resources of each oracle replica.
 	// +optional
-	Resources corev1.ResourceRequirements `json:"resources,omitempty"`
+	Resources corev1.ResourceRequirements `json:"resources,omitzero"`
 
 	// Storage of each oracle replica.
 	// +kubebuilder:default={size: "1Gi"}
 	// +optional
-	Storage Storage `json:"storage,omitempty"`
+	Storage Storage `json:"storage,omitzero"`
 }
 
 // Partitioner is the Job that makes the plan of a rebalance.
 type Partitioner struct {
 	// Resources of the Job's container.
 	// +optional
-	Resources corev1.ResourceRequirements `json:"resources,omitempty"`
+	Resources corev1.ResourceRequirements `json:"resources,omitzero"`
 }
 
 // Images replaces images that the operator was installed with.
@@ -211,7 +211,7 @@ type Store struct {
 	// +required
 	Spec StoreSpec `json:"spec"`
 	// +optional
-	Status StoreStatus `json:"status,omitempty"`
+	Status StoreStatus `json:"status,omitzero"`
 }
 
 // StoreList is a list of Stores.

@@ -85,44 +85,44 @@ type StoreSpec struct {
 
 	// Resources of each shard replica.
 	// +optional
-	Resources corev1.ResourceRequirements `json:"resources,omitempty"`
+	Resources corev1.ResourceRequirements `json:"resources,omitzero"`
 
 	// Storage of each shard replica.
 	// +kubebuilder:default={size: "10Gi"}
 	// +optional
-	Storage Storage `json:"storage,omitempty"`
+	Storage Storage `json:"storage,omitzero"`
 
 	// Placement of keys on shards.
 	// +kubebuilder:default={policy: Optimized}
 	// +optional
-	Placement Placement `json:"placement,omitempty"`
+	Placement Placement `json:"placement,omitzero"`
 
 	// Rebalancing says when and how fast keys move.
 	// +kubebuilder:default={mode: Auto}
 	// +optional
-	Rebalancing Rebalancing `json:"rebalancing,omitempty"`
+	Rebalancing Rebalancing `json:"rebalancing,omitzero"`
 
 	// Edge is the Envoy in front of the shards.
 	// +kubebuilder:default={replicas: 1}
 	// +optional
-	Edge Edge `json:"edge,omitempty"`
+	Edge Edge `json:"edge,omitzero"`
 
 	// Oracle keeps the placement and the workload graph.
 	// +kubebuilder:default={replicas: 1}
 	// +optional
-	Oracle Oracle `json:"oracle,omitempty"`
+	Oracle Oracle `json:"oracle,omitzero"`
 
 	// Partitioner is the Job that makes the plan of a rebalance.
 	// +optional
-	Partitioner Partitioner `json:"partitioner,omitempty"`
+	Partitioner Partitioner `json:"partitioner,omitzero"`
 
 	// Images replaces images that the operator was installed with.
 	// +optional
-	Images Images `json:"images,omitempty"`
+	Images Images `json:"images,omitzero"`
 
 	// PodTemplate is laid over every pod of the store.
 	// +optional
-	PodTemplate PodTemplate `json:"podTemplate,omitempty"`
+	PodTemplate PodTemplate `json:"podTemplate,omitzero"`
 }
 
 // Storage of a replica.
@@ -134,7 +134,7 @@ type Storage struct {
 	// Size of the volume claimed for each replica.
 	// +kubebuilder:default="10Gi"
 	// +optional
-	Size resource.Quantity `json:"size,omitempty"`
+	Size resource.Quantity `json:"size,omitzero"`
 
 	// StorageClassName of the claims; the default class of the cluster if absent.
 	// +kubebuilder:validation:MaxLength=253
