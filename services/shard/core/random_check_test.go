@@ -74,7 +74,10 @@ func (w *world) check() error {
 	for i := range edges { // an operation that reads its own key's writer twice is no cycle
 		edges[i] = slices.DeleteFunc(edges[i], func(to int) bool { return to == i })
 	}
-	return findCycle(edges)
+	if cycle := findCycle(edges); cycle != nil {
+		return fmt.Errorf("not strictly serializable: the operations %v form a cycle:%s", cycle, w.describe(cycle))
+	}
+	return nil
 }
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -195,8 +198,8 @@ func (w *world) checkEnd(v keyspace.Vertex, counter string, count int64, h *hist
 	return nil
 }
 
-// findCycle returns an error that names a cycle of the graph, if there is one.
-func findCycle(edges [][]int) error {
+// findCycle returns a cycle of the graph, or nil if there is none.
+func findCycle(edges [][]int) []int {
 	const (
 		fresh = iota
 		open
@@ -204,17 +207,17 @@ func findCycle(edges [][]int) error {
 	)
 	state := make([]int, len(edges))
 	var path []int
-	var visit func(n int) error
-	visit = func(n int) error {
+	var visit func(n int) []int
+	visit = func(n int) []int {
 		state[n] = open
 		path = append(path, n)
 		for _, to := range edges[n] {
 			switch state[to] {
 			case open:
-				return fmt.Errorf("not strictly serializable: the cycle %v back to operation %d", path[slices.Index(path, to):], to)
+				return path[slices.Index(path, to):]
 			case fresh:
-				if err := visit(to); err != nil {
-					return err
+				if cycle := visit(to); cycle != nil {
+					return cycle
 				}
 			}
 		}
@@ -224,8 +227,8 @@ func findCycle(edges [][]int) error {
 	}
 	for n := range edges {
 		if state[n] == fresh {
-			if err := visit(n); err != nil {
-				return err
+			if cycle := visit(n); cycle != nil {
+				return cycle
 			}
 		}
 	}

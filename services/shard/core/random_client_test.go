@@ -5,7 +5,6 @@ package core
 
 import (
 	"fmt"
-	"slices"
 
 	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
 	shardv1 "github.com/kolocate/kolocate/api/proto/shard/v1"
@@ -157,11 +156,10 @@ func (w *world) tryStale(op *operation, n *node) {
 	}
 	claims := claimsOf(op.command, at)
 	if isRangeScan(op.command) {
-		for _, id := range w.shards[:1+w.r.IntN(len(w.shards))] {
+		claims = nil // such a scan claims all shards there are
+		for _, id := range w.shards {
 			claims = append(claims, &shardv1.Claim{Shard: uint32(id)})
 		}
-		claims = claims[len(claims)-min(len(claims), len(w.shards)):]
-		claims = slices.DeleteFunc(claims, func(c *shardv1.Claim) bool { return len(c.Keys) > 0 })
 	}
 	n = w.node(keyspace.ShardID(claims[w.r.IntN(len(claims))].Shard))
 	if r := n.leader.Submit(newOrigin(w, op), op.command, claims); r != nil {

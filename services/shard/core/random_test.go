@@ -130,3 +130,13 @@ func (w *world) left() string {
 	}
 	return s
 }
+
+// describe tells of some operations, for a failure's text.
+func (w *world) describe(numbers []int) string {
+	s := ""
+	for _, n := range numbers {
+		op := w.ops[n-1]
+		s += fmt.Sprintf("\n  %d: called %d returned %d: %v => %v", n, op.called, op.returned, op.command, op.result)
+	}
+	return s
+}
