@@ -34,6 +34,8 @@ type Config struct {
 	Shards, Replicas int
 	// Kolocate, Partitioner and Envoy are paths of programs.
 	Kolocate, Partitioner, Envoy string
+	// Address is what Envoy listens on; empty: a free port.
+	Address string
 	// EnvoyThreads is the number of Envoy's worker threads.
 	EnvoyThreads int
 	// OracleFlags and ShardFlags are added to the command lines.
@@ -97,6 +99,9 @@ func (s *Store) start(ctx context.Context) error {
 		return address
 	}
 	s.Address, s.Admin, s.Oracle = next(), next(), next()
+	if s.config.Address != "" {
+		s.Address = s.config.Address
+	}
 	if err := s.startOracle(next()); err != nil {
 		return err
 	}
