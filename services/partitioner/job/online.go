@@ -4,6 +4,7 @@
 package job
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -150,30 +151,61 @@ func (o *oracle) fetch(ctx context.Context, rebalance string) (g *planv1.Graph, 
 	return g, options, err
 }
 
-// submit hands a plan to the oracle. The oracle takes the same plan twice, so an
-// answer that got lost does no harm.
+// submit hands a plan to the oracle. When an answer got lost the oracle refuses
+// the next try, because it has moved on with the plan: then it is asked for the
+// plan it has.
 func (o *oracle) submit(ctx context.Context, rebalance string, made *planv1.Plan) error {
 	data, err := graph.EncodePlan(made)
 	if err != nil {
 		return err
 	}
+	sent := 0
 	return o.retry(ctx, fmt.Sprintf("submit the plan of rebalance %q", rebalance), func(ctx context.Context, client oraclev1.AdminClient) error {
-		stream, err := client.SubmitPlan(ctx)
-		if err != nil {
-			return err
+		sent++
+		err := send(ctx, client, rebalance, data)
+		if sent > 1 && status.Code(err) == codes.FailedPrecondition && holds(ctx, client, rebalance, data) {
+			return nil
 		}
-		for _, chunk := range graph.Split(data, 0) {
-			message := &oraclev1.PlanChunk{Rebalance: rebalance, Data: chunk.Data, Checksum: chunk.Checksum, Last: chunk.Last}
-			if err := stream.Send(message); err != nil {
-				if errors.Is(err, io.EOF) {
-					break // the oracle has answered already: CloseAndRecv says what
-				}
-				return err
-			}
-		}
-		_, err = stream.CloseAndRecv()
 		return err
 	})
+}
+
+func send(ctx context.Context, client oraclev1.AdminClient, rebalance string, data []byte) error {
+	stream, err := client.SubmitPlan(ctx)
+	if err != nil {
+		return err
+	}
+	for _, chunk := range graph.Split(data, 0) {
+		message := &oraclev1.PlanChunk{Rebalance: rebalance, Data: chunk.Data, Checksum: chunk.Checksum, Last: chunk.Last}
+		if err := stream.Send(message); err != nil {
+			if errors.Is(err, io.EOF) {
+				break // the oracle has answered already: CloseAndRecv says what
+			}
+			return err
+		}
+	}
+	_, err = stream.CloseAndRecv()
+	return err
+}
+
+// holds says whether the oracle has this very plan for the rebalance.
+func holds(ctx context.Context, client oraclev1.AdminClient, rebalance string, data []byte) bool {
+	stream, err := client.GetPlan(ctx, &oraclev1.GetPlanRequest{Rebalance: rebalance})
+	if err != nil {
+		return false
+	}
+	var joiner graph.Joiner
+	for {
+		chunk, err := stream.Recv()
+		if err != nil {
+			break // its end, or a failure: Bytes tells them apart
+		}
+		if joiner.Add(graph.Chunk{Data: chunk.GetData(), Checksum: chunk.GetChecksum(), Last: chunk.GetLast()}) != nil {
+			return false
+		}
+	}
+	held, err := joiner.Bytes()
+	return err == nil && bytes.Equal(held, data)
 }
 
 // fail tells the oracle why there will be no plan. It is tried for a while even
@@ -183,7 +215,7 @@ func (o *oracle) fail(ctx context.Context, rebalance string, why error) error {
 	defer cancel()
 	return o.retry(ctx, "report the failure", func(ctx context.Context, client oraclev1.AdminClient) error {
 		_, err := client.ControlRebalance(ctx, &oraclev1.ControlRebalanceRequest{
-			Name: rebalance, Action: oraclev1.RebalanceAction_REBALANCE_ACTION_FAIL, Message: "the partitioner failed: " + why.Error(),
+			Name: rebalance, Action: oraclev1.RebalanceAction_REBALANCE_ACTION_FAIL, Message: why.Error(),
 		})
 		return err
 	})
