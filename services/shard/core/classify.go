@@ -80,7 +80,7 @@ func (c *Core) Classify(cmd *kvv1.Command, p Placement, shards []keyspace.ShardI
 	switch {
 	case count[c.cfg.Shard] == len(at):
 		result.Class = ClassLocal
-	case len(count) == 1 || most != c.cfg.Shard && !(coordinateHere && count[c.cfg.Shard] > 0):
+	case len(count) == 1, most != c.cfg.Shard && (!coordinateHere || count[c.cfg.Shard] == 0):
 		result.Class, result.Target = ClassElsewhere, most
 	default:
 		result.Class, result.Claims = ClassMulti, claimsOf(cmd, at)
@@ -121,7 +121,7 @@ func claimsOf(cmd *kvv1.Command, at map[keyspace.Vertex]keyspace.ShardID) []*sha
 		if byShard[shard] == nil {
 			byShard[shard] = &shardv1.Claim{Shard: uint32(shard)}
 		}
-		byShard[shard].Keys = append(byShard[shard].Keys, uint32(i)) //nolint:gosec // at most MaxCommandKeys
+		byShard[shard].Keys = append(byShard[shard].Keys, uint32(i))
 	}
 	claims := make([]*shardv1.Claim, 0, len(byShard))
 	for _, shard := range slices.Sorted(maps.Keys(byShard)) {

@@ -121,7 +121,7 @@ func (d *decoder) slot() keyspace.Slot {
 		d.fail(fmt.Errorf("it names slot %d", n))
 		return 0
 	}
-	return keyspace.Slot(n) //nolint:gosec // checked above
+	return keyspace.Slot(n)
 }
 
 func (d *decoder) message(m proto.Message) {

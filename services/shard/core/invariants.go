@@ -123,8 +123,8 @@ func (c *Core) checkAttempts() error {
 			return fmt.Errorf("attempt %v has timestamp %d above the clock %d", key, a.order.clock, c.clock)
 		}
 	}
-	first, any := c.undelivered.Min()
-	if any && first.phase == attemptDecided {
+	first, some := c.undelivered.Min()
+	if some && first.phase == attemptDecided {
 		return fmt.Errorf("attempt %v is first and decided, but not delivered", first.key)
 	}
 	return nil

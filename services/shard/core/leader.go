@@ -175,8 +175,8 @@ func (l *Leader) Receive(from keyspace.ShardID, m *shardv1.Message, now time.Tim
 func (l *Leader) Tick(now time.Time) {
 	l.now = now
 	for {
-		t, any := l.timers.Min()
-		if !any || t.at.After(now) {
+		t, some := l.timers.Min()
+		if !some || t.at.After(now) {
 			break
 		}
 		l.timers.Delete(t)

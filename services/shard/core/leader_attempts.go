@@ -182,7 +182,7 @@ func (l *Leader) sendPropose(w *work, a *attempt, others []keyspace.ShardID) {
 // finishedBelow returns the mark below which all attempts coordinated here have
 // ended everywhere or were decided retry.
 func (c *Core) finishedBelow() uint64 {
-	if oldest, _, any := c.coordinated.Min(); any {
+	if oldest, _, some := c.coordinated.Min(); some {
 		return oldest
 	}
 	return c.lastAttempt + 1

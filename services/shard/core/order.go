@@ -53,7 +53,7 @@ func (c *Core) refuseBegin(p *shardv1.Propose) *kvv1.Reply {
 	if len(c.pending) >= c.cfg.MaxPending {
 		return retry(fmt.Sprintf("%v has %d multi-shard commands under way, its bound MaxPending", c.cfg.Shard, len(c.pending)))
 	}
-	if oldest, _, any := c.coordinated.Min(); any && c.lastAttempt-oldest >= c.cfg.MaxAttemptWindow {
+	if oldest, _, some := c.coordinated.Min(); some && c.lastAttempt-oldest >= c.cfg.MaxAttemptWindow {
 		return retry(fmt.Sprintf("%v waits for a shard to end its attempt %d; it is %d attempts on, its bound MaxAttemptWindow", c.cfg.Shard, oldest, c.lastAttempt-oldest))
 	}
 	kind, hints, _ := c.judge(newAttempt(attemptKey{}, p, c.cfg.Shard))
@@ -258,8 +258,8 @@ func (c *Core) replyRetry(a *attempt, e *shardv1.Decide) {
 // one is delivered when no other begun here may still get a smaller timestamp.
 func (c *Core) deliver() {
 	for {
-		a, any := c.undelivered.Min()
-		if !any || a.phase != attemptDecided {
+		a, some := c.undelivered.Min()
+		if !some || a.phase != attemptDecided {
 			break
 		}
 		c.undelivered.Delete(a)

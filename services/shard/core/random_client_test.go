@@ -28,9 +28,7 @@ type operation struct {
 	called      int
 	returned    int // 0 while it is under way
 	outstanding int // tries without a reply
-	waitUntil   int
 	result      *kvv1.Result
-	direct      bool
 }
 
 func (w *world) clientStep() {

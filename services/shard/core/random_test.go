@@ -47,7 +47,7 @@ func runWorld(seed uint64) (err error) {
 	}()
 	for steps := 0; w.err == nil && (w.todo > 0 || w.moves > 0) && steps < 20000; steps++ {
 		w.step()
-		if steps%16 == 0 {
+		if steps%100 == 0 {
 			w.checkNow()
 		}
 	}
@@ -57,7 +57,7 @@ func runWorld(seed uint64) (err error) {
 			return fmt.Errorf("faults have stopped, but not all ends: %s", w.left())
 		}
 		w.step()
-		if steps%64 == 0 {
+		if steps%400 == 0 {
 			w.checkNow()
 		}
 	}

@@ -38,7 +38,6 @@ type world struct {
 	origin  uint64
 	clock   int // of the history
 	err     error
-	note    string
 }
 
 type faults struct {
