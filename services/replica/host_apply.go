@@ -64,7 +64,10 @@ func (h *Host) do(a *applier, w *work) {
 			h.fail(err)
 		}
 	}
-	h.queue.backlog.Add(-w.bytes)
+	if left := h.queue.backlog.Add(-w.bytes); left <= h.cfg.MaxPendingBytes && left+w.bytes > h.cfg.MaxPendingBytes {
+		// The Raft goroutine waits with proposals while the state machine lags.
+		h.inbox.signal()
+	}
 	answerWaiters(w, skip)
 	if w.announce != nil && (!skip || !w.announce.Leader) {
 		h.announce(w.announce)
@@ -202,7 +205,7 @@ func (h *Host) maybeSnapshot(a *applier) {
 // writeSnapshot writes a snapshot in the background. A failure is not fatal: the log goes on growing
 // until the next one succeeds.
 func (h *Host) writeSnapshot(p snapshot.Position, writer SnapshotWriter) {
-	bytes, err := h.node.snapshots.Create(p, func(w io.Writer) (int64, error) {
+	bytes, err := h.node.CreateSnapshot(p, func(w io.Writer) (int64, error) {
 		return writer.WriteTo(stoppable{w: w, stop: h.stop})
 	})
 	writer.Close()

@@ -44,15 +44,14 @@ func (h *peerHandler) SnapshotSent(peer uint64, ok bool) {
 
 // OpenSnapshot implements transport.Handler.
 func (h *peerHandler) OpenSnapshot(m *raftpb.Message) (io.ReadCloser, error) {
-	file, _, err := h.node.snapshots.File(metadataPosition(m.GetSnapshot().GetMetadata()))
-	return file, err //nolint:wrapcheck // it names the file
+	return h.node.SnapshotFile(metadataPosition(m.GetSnapshot().GetMetadata()))
 }
 
 // ReceiveSnapshot implements transport.Handler.
 func (h *peerHandler) ReceiveSnapshot(m *raftpb.Message) (transport.SnapshotSink, error) {
-	receiver, err := h.node.snapshots.Receive(metadataPosition(m.GetSnapshot().GetMetadata()))
+	receiver, err := h.node.ReceiveSnapshot(metadataPosition(m.GetSnapshot().GetMetadata()))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the file
+		return nil, err
 	}
 	return &snapshotSink{Receiver: receiver, host: (*Host)(h), message: m}, nil
 }

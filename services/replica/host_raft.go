@@ -133,8 +133,7 @@ func (h *Host) publish(view View) {
 // reads, which share one sync.
 func (h *Host) round(s *raftState) error {
 	lagging := h.queue.backlog.Load() > h.cfg.MaxPendingBytes
-	// While leadership is handed over, proposals wait for the outcome.
-	h.inbox.take(&s.in, !lagging && !h.node.View().Transferring && h.node.Uncommitted() < h.cfg.MaxPendingBytes)
+	h.inbox.take(&s.in)
 	for _, m := range s.in.messages {
 		if lagging && m.GetType() == raftpb.MsgApp {
 			// The state machine does not keep up: the leader sends it again.
@@ -153,6 +152,9 @@ func (h *Host) round(s *raftState) error {
 			return err
 		}
 	}
+	// While leadership is handed over, proposals wait for the outcome.
+	view := h.node.View()
+	h.inbox.takeRequests(&s.in, view.Leads && !view.Transferring && !lagging && h.node.Uncommitted() < h.cfg.MaxPendingBytes)
 	if err := h.proposeAll(s); err != nil {
 		return err
 	}
@@ -170,16 +172,7 @@ func (h *Host) proposeAll(s *raftState) error {
 		data[i] = p.data
 	}
 	if err := h.node.Propose(data...); err != nil {
-		if h.node.View().Leads {
-			return fmt.Errorf("propose as the leader of %q: %w", h.cfg.Group, err)
-		}
-		// Leadership was lost in this round; the loss has been passed on behind what was taken.
-		for _, p := range s.in.proposals {
-			if p.waiter != nil {
-				p.waiter.done <- ErrLeadershipLost
-			}
-		}
-		return nil
+		return fmt.Errorf("propose as the leader of %q: %w", h.cfg.Group, err)
 	}
 	h.metrics.proposals.Add(float64(len(data)))
 	for _, p := range s.in.proposals {

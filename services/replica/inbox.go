@@ -153,18 +153,24 @@ func (b *inbox) control(fn func(*Node) error) {
 	b.signal()
 }
 
-// take moves out what is waiting; proposals only up to a round's worth, and none if they are to wait.
-// The slices of out are reused.
-func (b *inbox) take(out *batch, proposals bool) {
+// take moves out messages and controls. The slices of out are reused.
+func (b *inbox) take(out *batch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	clear(out.messages)
-	clear(out.reads)
 	clear(out.controls)
 	out.messages, b.messages = b.messages, out.messages[:0]
-	out.reads, b.reads = b.reads, out.reads[:0]
 	out.controls, b.controls = b.controls, out.controls[:0]
 	b.messageBytes = 0
+}
+
+// takeRequests moves out the reads, and proposals up to a round's worth, or none if they are to wait.
+// The slices of out are reused.
+func (b *inbox) takeRequests(out *batch, proposals bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(out.reads)
+	out.reads, b.reads = b.reads, out.reads[:0]
 	clear(out.proposals)
 	out.proposals = out.proposals[:0]
 	if !proposals || len(b.proposals) == 0 {

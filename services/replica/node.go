@@ -55,7 +55,9 @@ type Node struct {
 	log       *wal.Log
 	storage   *logStorage
 	snapshots *snapshot.Store
-	random    *rand.Rand
+	// lock keeps a second process from the directory.
+	lock   io.Closer
+	random *rand.Rand
 
 	state View
 	// conf is the membership as of the last committed entry handed out; confs are those at earlier
@@ -98,23 +100,36 @@ func OpenNode(cfg NodeConfig) (*Node, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	store, err := snapshot.Open(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "snapshots"), cfg.Group, cfg.Logger)
-	if err != nil {
-		return nil, fmt.Errorf("open replica %d of %q: %w", cfg.ID, cfg.Group, err)
-	}
-	log, contents, err := wal.Open(wal.Options{
-		FS: cfg.FS, Dir: cfg.FS.PathJoin(cfg.Dir, "wal"), Group: cfg.Group, Replica: cfg.ID,
-		Founding: &raftpb.ConfState{Voters: cfg.Members, AutoLeave: new(false)}, SegmentBytes: cfg.SegmentBytes,
-		OnSync: cfg.OnSync, Logger: cfg.Logger,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open replica %d of %q: %w", cfg.ID, cfg.Group, err)
-	}
-	n := &Node{cfg: cfg, log: log, snapshots: store, random: rand.New(rand.NewPCG(cfg.Seed, cfg.ID))} //nolint:gosec // a seeded source is the purpose
-	if err := n.start(contents); err != nil {
-		return nil, errors.Join(fmt.Errorf("open replica %d of %q: %w", cfg.ID, cfg.Group, err), log.Close())
+	n := &Node{cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, cfg.ID))} //nolint:gosec // a seeded source is the purpose
+	if err := n.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open replica %d of %q: %w", cfg.ID, cfg.Group, err), n.Close())
 	}
 	return n, nil
+}
+
+// open opens the files and starts Raft.
+func (n *Node) open() error {
+	fs, dir := n.cfg.FS, n.cfg.Dir
+	if err := fs.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make directory %s: %w", dir, err)
+	}
+	var err error
+	if n.lock, err = fs.Lock(fs.PathJoin(dir, "LOCK")); err != nil {
+		return fmt.Errorf("lock directory %s: %w: another process uses it", dir, err)
+	}
+	if n.snapshots, err = snapshot.Open(fs, fs.PathJoin(dir, "snapshots"), n.cfg.Group); err != nil {
+		return err //nolint:wrapcheck // it names the file
+	}
+	var contents *wal.Contents
+	n.log, contents, err = wal.Open(wal.Options{
+		FS: fs, Dir: fs.PathJoin(dir, "wal"), Group: n.cfg.Group, Replica: n.cfg.ID,
+		Founding: &raftpb.ConfState{Voters: n.cfg.Members, AutoLeave: new(false)}, SegmentBytes: n.cfg.SegmentBytes,
+		OnSync: n.cfg.OnSync, Logger: n.cfg.Logger,
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it names the file
+	}
+	return n.start(contents)
 }
 
 func (c *NodeConfig) check() error {
@@ -220,6 +235,24 @@ func (n *Node) resetTimer() {
 // empty state.
 func (n *Node) Snapshot() snapshot.Position { return positionOf(n.storage.newest) }
 
+// CreateSnapshot writes a snapshot of the applied state and makes it durable; it returns the bytes of the
+// file. It may run beside everything else. Snapshotted then makes it count.
+func (n *Node) CreateSnapshot(p snapshot.Position, write func(io.Writer) (int64, error)) (int64, error) {
+	return n.snapshots.Create(p, write) //nolint:wrapcheck // it names the file
+}
+
+// ReceiveSnapshot begins to take in the file of a snapshot from a peer. It may run beside everything
+// else. When the receiver is committed, the peer's message is stepped.
+func (n *Node) ReceiveSnapshot(p snapshot.Position) (*snapshot.Receiver, error) {
+	return n.snapshots.Receive(p) //nolint:wrapcheck // it names the file
+}
+
+// SnapshotFile opens the whole file of a snapshot, for a peer. It may run beside everything else.
+func (n *Node) SnapshotFile(p snapshot.Position) (io.ReadCloser, error) {
+	file, _, err := n.snapshots.File(p)
+	return file, err //nolint:wrapcheck // it names the file
+}
+
 // OpenSnapshot opens what the state machine wrote into the snapshot.
 func (n *Node) OpenSnapshot(p snapshot.Position) (io.ReadCloser, error) {
 	return n.snapshots.Body(p) //nolint:wrapcheck // it names the file
@@ -254,4 +287,14 @@ func (n *Node) refresh() {
 func (n *Node) WALBytes() int64 { return n.log.Size() }
 
 // Close closes the files.
-func (n *Node) Close() error { return n.log.Close() } //nolint:wrapcheck // it names the directory
+func (n *Node) Close() error {
+	var errs []error
+	if n.log != nil {
+		errs = append(errs, n.log.Close())
+	}
+	if n.lock != nil {
+		errs = append(errs, n.lock.Close())
+		n.lock = nil
+	}
+	return errors.Join(errs...)
+}

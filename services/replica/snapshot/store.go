@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -57,20 +56,19 @@ type Position struct {
 // Store is the directory of snapshots of one replica. Its methods may be called concurrently for
 // different positions.
 type Store struct {
-	fs     vfs.FS
-	dir    string
-	group  string
-	logger *slog.Logger
+	fs    vfs.FS
+	dir   string
+	group string
 	// writes numbers the temporary files, so that two writers never share one.
 	writes atomic.Uint64
 }
 
 // Open makes the directory if needed and removes what an interrupted write left.
-func Open(fs vfs.FS, dir, group string, logger *slog.Logger) (*Store, error) {
+func Open(fs vfs.FS, dir, group string) (*Store, error) {
 	if err := fs.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make directory %s: %w", dir, err)
 	}
-	s := &Store{fs: fs, dir: dir, group: group, logger: logger}
+	s := &Store{fs: fs, dir: dir, group: group}
 	if err := syncDir(fs, fs.PathDir(dir)); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3/raftpb"
 )
@@ -56,19 +57,29 @@ func Open(opt Options) (*Log, *Contents, error) {
 	return l, contents, nil
 }
 
-// makeDir makes the directory and syncs the one it lies in, so that a crash does not take it away.
+// makeDir makes the directory and syncs those it lies in, so that a crash does not take it away.
 func makeDir(fs vfs.FS, path string) error {
 	if err := fs.MkdirAll(path, 0o755); err != nil {
 		return fmt.Errorf("make directory %s: %w", path, err)
 	}
-	parent, err := fs.OpenDir(fs.PathDir(path))
-	if err != nil {
-		return fmt.Errorf("open directory %s: %w", fs.PathDir(path), err)
+	for child := path; ; {
+		parent := fs.PathDir(child)
+		if parent == child {
+			return nil
+		}
+		dir, err := fs.OpenDir(parent)
+		if oserror.IsPermission(err) && child != path {
+			// A directory that the replica may not even read is not one that it has made.
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("open directory %s: %w", parent, err)
+		}
+		if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+			return fmt.Errorf("sync directory %s: %w", parent, err)
+		}
+		child = parent
 	}
-	if err := errors.Join(parent.Sync(), parent.Close()); err != nil {
-		return fmt.Errorf("sync directory %s: %w", fs.PathDir(path), err)
-	}
-	return nil
 }
 
 // recover reads all segments and begins a new one.
