@@ -212,7 +212,7 @@ func (s *Sketch) reportVertices(r *oraclev1.ReportRequest) {
 	if !s.vertices.heaped {
 		return // nothing fell out: what is left in the slots is rounding
 	}
-	for slot, use := range s.slots {
+	for slot, use := range &s.slots {
 		if use.count > 1e-6 {
 			r.Slots = append(r.Slots, &oraclev1.TracedSlot{Slot: uint32(slot), Count: use.count, Bytes: use.bytes})
 		}

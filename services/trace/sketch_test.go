@@ -4,6 +4,7 @@
 package trace
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -232,7 +233,7 @@ func TestSketchIsDeterministic(t *testing.T) {
 		}
 		return b
 	}
-	if a, b := run(), run(); string(a) != string(b) {
+	if a, b := run(), run(); !bytes.Equal(a, b) {
 		t.Fatal("two runs over the same input differ")
 	}
 }

@@ -274,7 +274,7 @@ func (g *Graph) fold() {
 	order := make([]node, 0, len(g.index))
 	for n := range g.hot {
 		if g.hot[n].vertex != "" {
-			order = append(order, node(keyspace.Slots+n)) //nolint:gosec // bounded by Config.Vertices
+			order = append(order, node(keyspace.Slots+n))
 		}
 	}
 	slices.SortFunc(order, func(x, y node) int {

@@ -4,6 +4,7 @@
 package graph
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -229,7 +230,7 @@ func TestSnapshotIsTheSameForTheSameInput(t *testing.T) {
 		}
 		return data
 	}
-	if string(run()) != string(run()) {
+	if !bytes.Equal(run(), run()) {
 		t.Fatal("two runs differ")
 	}
 }

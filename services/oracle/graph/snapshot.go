@@ -135,7 +135,7 @@ func (g *Graph) snapshotCommands(at map[node]uint32, per float64, out *planv1.Gr
 func homes(p *keyspace.Placement) []*planv1.SlotHome {
 	var runs []*planv1.SlotHome
 	for slot := range uint32(keyspace.Slots) {
-		shard := uint32(p.ShardOfSlot(keyspace.Slot(slot))) //nolint:gosec // below keyspace.Slots
+		shard := uint32(p.ShardOfSlot(keyspace.Slot(slot)))
 		if n := len(runs); n > 0 && runs[n-1].Shard == shard {
 			runs[n-1].Last = slot
 		} else {

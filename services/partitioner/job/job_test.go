@@ -135,8 +135,13 @@ func TestParse(t *testing.T) {
 		t.Errorf("%v, %v", c, err)
 	}
 	for _, arguments := range [][]string{
-		{}, {"--graph", "g"}, {"--oracle", "a:1"}, {"--rebalance", "r"}, {"--graph", "g", "--plan", "p", "--oracle", "a:1", "--rebalance", "r"},
-		{"--what"}, {"--graph", "g", "--plan", "p", "more"},
+		{},
+		{"--graph", "g"},
+		{"--oracle", "a:1"},
+		{"--rebalance", "r"},
+		{"--graph", "g", "--plan", "p", "--oracle", "a:1", "--rebalance", "r"},
+		{"--what"},
+		{"--graph", "g", "--plan", "p", "more"},
 	} {
 		if _, err := Parse(arguments, io.Discard); !errors.Is(err, ErrUsage) {
 			t.Errorf("%q: %v, expected a usage error", arguments, err)

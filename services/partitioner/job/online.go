@@ -36,21 +36,29 @@ const (
 
 // oracle calls the replica that leads, whichever it is.
 type oracle struct {
-	clients []oraclev1.AdminClient
+	connections []*grpc.ClientConn
+	clients     []oraclev1.AdminClient
 	// The replica that answered last.
 	current int
+}
+
+func (o *oracle) close() {
+	for _, conn := range o.connections {
+		_ = conn.Close() // every call has ended: nothing is left to lose
+	}
 }
 
 // runOnline plans for a rebalance. A failure that another try cannot mend is
 // reported to the oracle; any other is left to whoever runs the program again.
 func runOnline(ctx context.Context, c Config, partitioner plan.Partitioner) (*planv1.Plan, error) {
 	o := &oracle{}
+	defer o.close()
 	for _, address := range c.Oracle {
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return nil, fmt.Errorf("connect to the oracle at %s: %w; expected host:port", address, err)
 		}
-		defer func() { _ = conn.Close() }() // nothing is left to lose
+		o.connections = append(o.connections, conn)
 		o.clients = append(o.clients, oraclev1.NewAdminClient(conn))
 	}
 	g, options, err := o.fetch(ctx, c.Rebalance)

@@ -59,7 +59,8 @@ func (Partitioner) Partition(ctx context.Context, graph *plan.CSR, parts int, op
 	if !(options.Imbalance >= 0 && options.Imbalance <= 10) {
 		return nil, fmt.Errorf("partition: imbalance %g, expected 0 to 10", options.Imbalance)
 	}
-	if err := graph.Check(); err != nil {
+	err := graph.Check()
+	if err != nil {
 		return nil, fmt.Errorf("partition: %w", err)
 	}
 	if width := int(C.kahip_sizeof_idx()); width != 4 {
@@ -95,16 +96,17 @@ func (Partitioner) Partition(ctx context.Context, graph *plan.CSR, parts int, op
 
 func kaffpa(graph *plan.CSR, parts int, options plan.PartitionOptions, mode int) []int32 {
 	part := make([]int32, len(graph.VertexWeights))
-	n, k := C.int(len(part)), C.int(parts) //nolint:gosec // checked: both fit
+	n, k := C.int(len(part)), C.int(parts)
 	imbalance := C.double(options.Imbalance)
-	seed := C.int(options.Seed % math.MaxInt32) //nolint:gosec // reduced to its range
+	seed := C.int(options.Seed % math.MaxInt32)
 	var cut C.int
 	C.kaffpa(&n, ints(graph.VertexWeights), ints(graph.Offsets), ints(graph.EdgeWeights), ints(graph.Neighbours), &k,
-		&imbalance, C.bool(true), seed, C.int(mode), &cut, ints(part)) //nolint:gosec // mode is 0 to 5
+		&imbalance, C.bool(true), seed, C.int(mode), &cut, ints(part))
 	return part
 }
 
-// ints passes a slice to C without a copy; KaHIP writes only into part.
+// ints passes a slice to C without a copy; KaHIP writes only into part. C's int
+// has 32 bits on every platform KaHIP is published for.
 func ints(s []int32) *C.int {
-	return (*C.int)(unsafe.Pointer(unsafe.SliceData(s))) //nolint:gosec // C's int has 32 bits on every platform KaHIP is published for
+	return (*C.int)(unsafe.Pointer(unsafe.SliceData(s)))
 }

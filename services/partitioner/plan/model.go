@@ -92,7 +92,10 @@ func newModel(g *planv1.Graph) (*model, error) {
 	if err := m.readCommands(); err != nil {
 		return nil, err
 	}
-	return m, m.checkEdges()
+	if err := m.checkEdges(); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 func (m *model) readHomes(number func(uint32) (int32, error)) error {
@@ -131,7 +134,7 @@ func (m *model) readVertices(number func(uint32) (int32, error)) error {
 			if n != m.home[v.GetSlot()] {
 				return fmt.Errorf("plan for store %q: %w: slot %d is at shard %d as a vertex and at shard %d by its home", m.graph.GetStore(), ErrGraph, v.GetSlot(), v.GetShard(), m.shards[m.home[v.GetSlot()]])
 			}
-			present.Add(keyspace.Slot(v.GetSlot()))
+			present.Add(keyspace.Slot(v.GetSlot())) //nolint:gosec // checked: below Slots
 		}
 		m.start = append(m.start, n)
 	}
@@ -145,7 +148,7 @@ func (m *model) readVertices(number func(uint32) (int32, error)) error {
 // addStranded adds vertices without load for what lives on shards to be emptied
 // and is not in the graph: it has to move all the same.
 func (m *model) addStranded(number func(uint32) (int32, error), present *keyspace.SlotSet) error {
-	for slot, home := range m.home {
+	for slot, home := range &m.home {
 		if int(home) >= m.targets && !present.Has(keyspace.Slot(slot)) {
 			m.vertices = append(m.vertices, &planv1.GraphVertex{IsSlot: true, Slot: uint32(slot), Shard: m.shards[home]})
 			m.start = append(m.start, home)

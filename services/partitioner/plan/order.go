@@ -59,7 +59,7 @@ func (m *model) order(shard []int32) []int32 {
 	}
 	var rest []int32
 	for v := range shard {
-		if v := int32(v); moves(v) && !placed[v] { //nolint:gosec // an index of vertices
+		if v := int32(v); moves(v) && !placed[v] {
 			rest = append(rest, v)
 		}
 	}

@@ -52,7 +52,7 @@ func (s *search) run(ctx context.Context, commands, without []command, starts in
 	for i := range starts {
 		began := time.Now()
 		parts, err := s.partitioner.Partition(ctx, graph, s.model.targets, PartitionOptions{
-			Imbalance: s.options.imbalance, Preconfiguration: s.options.preconfiguration, Seed: s.options.seed + uint64(i), //nolint:gosec // below maxStarts
+			Imbalance: s.options.imbalance, Preconfiguration: s.options.preconfiguration, Seed: s.options.seed + uint64(i),
 		})
 		s.spent += time.Since(began)
 		if err != nil {
@@ -61,7 +61,7 @@ func (s *search) run(ctx context.Context, commands, without []command, starts in
 		if len(parts) != len(s.model.vertices) {
 			return candidate{}, nil, fmt.Errorf("plan for store %q: %s answered with %d parts for %d vertices", s.model.graph.GetStore(), s.partitioner.Name(), len(parts), len(s.model.vertices))
 		}
-		name := fmt.Sprintf("%s %s with seed %d", s.partitioner.Name(), s.options.preconfiguration, s.options.seed+uint64(i)) //nolint:gosec // below maxStarts
+		name := fmt.Sprintf("%s %s with seed %d", s.partitioner.Name(), s.options.preconfiguration, s.options.seed+uint64(i))
 		candidates = append(candidates, s.improve(name, s.model.relabelled(parts), commands))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(a.multi+a.cost, b.multi+b.cost) })
@@ -209,8 +209,8 @@ type pulls struct {
 func (m *model) pulls() pulls {
 	p := pulls{of: make([][]int32, len(m.vertices)), edges: m.graph.GetEdges()}
 	for i, e := range p.edges {
-		p.of[e.GetA()] = append(p.of[e.GetA()], int32(i)) //nolint:gosec // far below 2^31 edges
-		p.of[e.GetB()] = append(p.of[e.GetB()], int32(i)) //nolint:gosec // far below 2^31 edges
+		p.of[e.GetA()] = append(p.of[e.GetA()], int32(i))
+		p.of[e.GetB()] = append(p.of[e.GetB()], int32(i))
 	}
 	return p
 }

@@ -50,7 +50,7 @@ func newState(m *model, commands []command, shard []int32, imbalance float64) *s
 	}
 	for c, command := range commands {
 		for _, v := range command.vertices {
-			s.of[v] = append(s.of[v], int32(c)) //nolint:gosec // far below 2^31 commands
+			s.of[v] = append(s.of[v], int32(c))
 			s.counts[c*len(m.shards)+int(shard[v])]++
 		}
 	}

@@ -69,7 +69,7 @@ func (m *model) crossing() crossings {
 		}
 		x.total += c.weight
 		for _, v := range c.vertices {
-			x.of[v] = append(x.of[v], int32(i)) //nolint:gosec // far below 2^31 commands
+			x.of[v] = append(x.of[v], int32(i))
 		}
 	}
 	return x
