@@ -26,7 +26,7 @@ var ErrEpochGap = errors.New("delta does not start at this epoch")
 // are copied; an override that names the shard of its slot is left out.
 func NewPlacement(epoch Epoch, slots *[Slots]ShardID, overrides map[Vertex]ShardID) (*Placement, error) {
 	copied := *slots
-	for slot, shard := range copied {
+	for slot, shard := range &copied {
 		if shard == NoShard || shard > MaxShards {
 			return nil, fmt.Errorf("build placement of epoch %d: slot %d is at shard %d, expected 1 to %d", epoch, slot, shard, MaxShards)
 		}

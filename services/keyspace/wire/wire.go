@@ -17,7 +17,7 @@ import (
 func EncodePlacement(store string, p *keyspace.Placement) *oraclev1.PlacementSnapshot {
 	s := &oraclev1.PlacementSnapshot{Store: store, Epoch: uint64(p.Epoch())}
 	for slot := range uint32(keyspace.Slots) {
-		shard := uint32(p.ShardOfSlot(keyspace.Slot(slot))) //nolint:gosec // below keyspace.Slots
+		shard := uint32(p.ShardOfSlot(keyspace.Slot(slot)))
 		s.Slots = appendSlot(s.Slots, slot, shard)
 	}
 	for _, o := range p.OverridesSorted() {

@@ -46,19 +46,21 @@ func New() *Directory {
 	return &Directory{initialised: map[uint32]bool{}, nextHandoff: 1}
 }
 
-// Refusal says that an entry or a request does not fit the state.
-type Refusal struct {
+// RefusalError says that an entry or a request does not fit the state.
+type RefusalError struct {
 	// NotFound is set when what was named does not exist.
 	NotFound bool
 	// Reason says what was wrong and what to do.
 	Reason string
 }
 
-func (r *Refusal) Error() string { return r.Reason }
+func (r *RefusalError) Error() string { return r.Reason }
 
-func refuse(format string, args ...any) error { return &Refusal{Reason: fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error {
+	return &RefusalError{Reason: fmt.Sprintf(format, args...)}
+}
 
-// Apply applies one entry of the log. A *Refusal means that the entry changed
+// Apply applies one entry of the log. A *RefusalError means that the entry changed
 // nothing; every replica comes to the same answer.
 func (d *Directory) Apply(e *oraclev1.LogEntry) error {
 	d.timeMillis = max(d.timeMillis, e.GetTimeMillis())

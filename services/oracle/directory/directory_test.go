@@ -117,7 +117,7 @@ func refused(t *testing.T, d *Directory, e *oraclev1.LogEntry, text string) {
 	t.Helper()
 	before := d.State()
 	err := d.Apply(e)
-	var refusal *Refusal
+	var refusal *RefusalError
 	if !errors.As(err, &refusal) || !strings.Contains(err.Error(), text) {
 		t.Fatalf("apply %v: %v, want a refusal with %q", e, err, text)
 	}

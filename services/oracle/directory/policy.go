@@ -54,7 +54,7 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// CheckPolicy returns a *Refusal that names the first field out of its bounds.
+// CheckPolicy returns a *RefusalError that names the first field out of its bounds.
 func CheckPolicy(p *oraclev1.Policy) error {
 	if !slices.Contains([]string{trigger.ModeAuto, trigger.ModeManual, trigger.ModeOff}, p.GetMode()) {
 		return refuse("policy: mode %q is unknown; use %s, %s or %s", p.GetMode(), trigger.ModeAuto, trigger.ModeManual, trigger.ModeOff)
@@ -81,7 +81,7 @@ func CheckPolicy(p *oraclev1.Policy) error {
 		{"vertices in a step", float64(p.GetStepVertices()), 1, 4096},
 	} {
 		// Written so that a NaN is refused too.
-		if !(bound.value >= bound.low && bound.value <= bound.high) { //nolint:staticcheck // De Morgan's form would let a NaN pass
+		if !(bound.value >= bound.low && bound.value <= bound.high) {
 			return refuse("policy: %s is %g, expected %g to %g", bound.name, bound.value, bound.low, bound.high)
 		}
 	}

@@ -68,7 +68,7 @@ func (d *Directory) createRebalance(c *oraclev1.RebalanceCreated) error {
 	if seconds == 0 {
 		seconds = d.policy.GetWindowSeconds()
 	}
-	if !(seconds > 0 && seconds <= 86_400) { //nolint:staticcheck // De Morgan's form would let a NaN pass
+	if !(seconds > 0 && seconds <= 86_400) {
 		return refuse("rebalance %s: %g seconds of tracing, expected more than 0 and at most 86,400", c.GetName(), seconds)
 	}
 	d.rebalances = append(d.rebalances, &oraclev1.RebalanceState{
@@ -197,7 +197,7 @@ func (d *Directory) rebalance(name string) (*oraclev1.RebalanceState, error) {
 			return state, nil
 		}
 	}
-	return nil, &Refusal{NotFound: true, Reason: fmt.Sprintf("rebalance %q is unknown to store %q; list them to see the names", name, d.store)}
+	return nil, &RefusalError{NotFound: true, Reason: fmt.Sprintf("rebalance %q is unknown to store %q; list them to see the names", name, d.store)}
 }
 
 // Active returns the rebalance that has not ended, or nil. The caller must not

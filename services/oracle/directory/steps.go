@@ -45,7 +45,7 @@ func (d *Directory) acceptPlan(a *oraclev1.PlanAccepted) error {
 	return nil
 }
 
-// CheckPlan returns a *Refusal if the plan does not fit today's placement.
+// CheckPlan returns a *RefusalError if the plan does not fit today's placement.
 func (d *Directory) CheckPlan(plan *planv1.Plan) error {
 	if plan.GetVersion() != 1 {
 		return refuse("plan has version %d; this oracle reads version 1: use the partitioner of the same release", plan.GetVersion())

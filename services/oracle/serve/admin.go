@@ -27,7 +27,7 @@ type adminService struct {
 
 // grpcError maps the errors of proposals to gRPC's.
 func grpcError(err error) error {
-	var refusal *directory.Refusal
+	var refusal *directory.RefusalError
 	switch {
 	case err == nil:
 		return nil

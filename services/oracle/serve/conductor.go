@@ -207,17 +207,22 @@ func (c *conductor) migrate(ctx context.Context, g gathered) error {
 	for _, step := range work.startable {
 		entry := &oraclev1.LogEntry{Body: &oraclev1.LogEntry_StepStarted{StepStarted: &oraclev1.StepStarted{Name: g.name, Step: step}}}
 		if err := c.oracle.propose(ctx, entry); err != nil {
-			var refusal *directory.Refusal
-			if errors.As(err, &refusal) {
-				return nil // paused or stopped in the meantime
-			}
-			return err
+			return unlessRefused(err)
 		}
 	}
 	if len(work.startable)+len(work.moving)+work.waiting > 0 {
 		return nil
 	}
 	return c.enter(ctx, endOfMigration(g, work))
+}
+
+// unlessRefused drops the refusal of a step that a pause or a stop overtook.
+func unlessRefused(err error) error {
+	var refusal *directory.RefusalError
+	if errors.As(err, &refusal) {
+		return nil
+	}
+	return err
 }
 
 func endOfMigration(g gathered, work workload) *oraclev1.PhaseEntered {

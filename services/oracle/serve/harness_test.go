@@ -116,15 +116,6 @@ func (h *harness) eventually(what string, holds func(context.Context) (bool, str
 	}
 }
 
-func (h *harness) rebalance(name string) *oraclev1.Rebalance {
-	h.t.Helper()
-	r, err := h.admin.GetRebalance(context.Background(), &oraclev1.GetRebalanceRequest{Name: name})
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return r
-}
-
 func (h *harness) awaitPhase(name string, want oraclev1.Phase) *oraclev1.Rebalance {
 	h.t.Helper()
 	var r *oraclev1.Rebalance

@@ -132,9 +132,9 @@ func (m *machine) forget(origin uint64) {
 const proposeTimeout = 5 * time.Second
 
 // propose replicates an entry and returns what the directory made of it: nil, a
-// *directory.Refusal, or an error of the replication.
+// *directory.RefusalError, or an error of the replication.
 func (o *Oracle) propose(ctx context.Context, e *oraclev1.LogEntry) error {
-	e.TimeMillis, e.Origin = time.Now().UnixMilli(), rand.Uint64() //nolint:gosec // an origin is no secret
+	e.TimeMillis, e.Origin = time.Now().UnixMilli(), rand.Uint64() //nolint:gosec,forbidigo // it only tells proposals apart, and decides nothing
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encode log entry: %w", err)

@@ -83,7 +83,7 @@ func (m *mover) gather() (w workload) {
 					rate: max(1, policy.GetRateBytesPerSecond()/uint64(limit)), //nolint:gosec // at least 1, by CheckPolicy
 				})
 			case oraclev1.StepPhase_STEP_PHASE_WAITING:
-				w.startable = append(w.startable, uint32(i)) //nolint:gosec // bounded by the plan
+				w.startable = append(w.startable, uint32(i))
 			case oraclev1.StepPhase_STEP_PHASE_DONE:
 				w.done++
 			default:
@@ -221,14 +221,10 @@ func (m *mover) record(ctx context.Context, h *handoff, p *shardv1.MoveProgress)
 	err := m.oracle.propose(ctx, &oraclev1.LogEntry{Body: &oraclev1.LogEntry_StepEnded{StepEnded: &oraclev1.StepEnded{
 		Name: h.name, Handoff: h.id, Done: done, Bytes: p.GetBytesCopied(), PauseMicros: p.GetPauseMicros(), Message: p.GetMessage(),
 	}}})
-	var refusal *directory.Refusal
-	if errors.As(err, &refusal) {
-		return nil // recorded before
-	}
 	if err == nil && done {
 		m.oracle.metrics.moved(p)
 	}
-	return err
+	return unlessRefused(err) // refused: it has been recorded before
 }
 
 func (m *mover) note(h *handoff, waits string) {

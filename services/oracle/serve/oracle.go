@@ -109,11 +109,11 @@ func Run(ctx context.Context, config Config) error {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", config.Listen)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", config.Listen)
 	if err != nil {
 		return fmt.Errorf("listen on %s for gRPC: %w; free the port or choose another with --listen", config.Listen, err)
 	}
-	metricsListener, err := net.Listen("tcp", config.MetricsListen)
+	metricsListener, err := new(net.ListenConfig).Listen(ctx, "tcp", config.MetricsListen)
 	if err != nil {
 		return errors.Join(fmt.Errorf("listen on %s for metrics: %w; free the port or choose another with --metrics", config.MetricsListen, err), listener.Close())
 	}
@@ -133,7 +133,9 @@ func Run(ctx context.Context, config Config) error {
 		err = o.host.Err()
 	case err = <-failed:
 	}
-	o.stop(server, metricsServer)
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	o.stop(stopping, server, metricsServer)
 	return err
 }
 
@@ -199,10 +201,9 @@ func (o *Oracle) metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	return mux
 }
 
-// stop moves leadership away, ends what runs and closes the servers, within stopTimeout.
-func (o *Oracle) stop(server *grpc.Server, metricsServer *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
+// stop moves leadership away, ends what runs and closes the servers, until the
+// context ends at the latest.
+func (o *Oracle) stop(ctx context.Context, server *grpc.Server, metricsServer *http.Server) {
 	o.health.Shutdown()
 	close(o.stopping)
 	if err := o.host.Stop(ctx); err != nil {

@@ -46,7 +46,7 @@ func (o *Oracle) runPartitioner(ctx context.Context, name string, snapshot *plan
 		words := strings.TrimSpace(output.String())
 		return fmt.Errorf("run %s: %w: %s", o.config.Partitioner, err, words[max(0, len(words)-maxPartitionerOutput):])
 	}
-	data, err := os.ReadFile(planFile) //nolint:gosec // a file of our own
+	data, err := os.ReadFile(planFile)
 	if err != nil {
 		return fmt.Errorf("read the partitioner's plan: %w", err)
 	}

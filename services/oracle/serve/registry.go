@@ -92,7 +92,7 @@ func (g *registry) endpoints(shards uint32) []*oraclev1.ShardEndpoints {
 	defer g.mu.Unlock()
 	all := make([]*oraclev1.ShardEndpoints, shards)
 	for i := range all {
-		all[i] = &oraclev1.ShardEndpoints{Shard: uint32(i) + 1} //nolint:gosec // bounded by keyspace.MaxShards
+		all[i] = &oraclev1.ShardEndpoints{Shard: uint32(i) + 1}
 	}
 	for id, m := range g.members {
 		if id.shard >= 1 && id.shard <= shards {

@@ -91,6 +91,6 @@ func progress(p Progress) string {
 
 func bar(done, total uint32) string {
 	const width = 40
-	full := int(uint64(width) * uint64(done) / uint64(total))
+	full := width * int(done) / int(total)
 	return fmt.Sprintf("[%s%s] %d of %d handoffs", strings.Repeat("=", full), strings.Repeat(" ", width-full), done, total)
 }

@@ -89,7 +89,7 @@ func (c *Config) check() error {
 
 func (s *Store) start(ctx context.Context) error {
 	replicas := s.config.Shards * s.config.Replicas
-	ports, err := freePorts(2 + 2 + 2*replicas)
+	ports, err := freePorts(ctx, 2+2+2*replicas)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (s *Store) Stop() error {
 }
 
 // freePorts asks the system for ports that are free now.
-func freePorts(count int) (ports []int, err error) {
+func freePorts(ctx context.Context, count int) (ports []int, err error) {
 	var listeners []net.Listener
 	defer func() {
 		for _, l := range listeners {
@@ -227,7 +227,7 @@ func freePorts(count int) (ports []int, err error) {
 		}
 	}()
 	for range count {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, fmt.Errorf("find a free port: %w", err)
 		}

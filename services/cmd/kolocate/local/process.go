@@ -39,7 +39,7 @@ func (s *Store) launch(name, program string, arguments []string) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	c.command = exec.Command(program, arguments...) //nolint:gosec // the caller names the programs
+	c.command = exec.Command(program, arguments...) //nolint:gosec,noctx // the caller names the programs; stop ends them, in order
 	c.command.Stdout, c.command.Stderr = log, log
 	// The parts must outlive an interrupt from the terminal, so that they are stopped in order.
 	c.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
