@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,13 +38,20 @@ const (
 type conductor struct {
 	oracle *Oracle
 	mover  *mover
-	// partitioning is set while a partitioner runs as a child process.
-	partitioning chan error
+	// partitioning is the newest partitioner that was run as a child process.
+	partitioning *partitioning
+	children     sync.WaitGroup
 	triggerAfter time.Time
 	// started is when this replica began to lead, and so to count.
 	started time.Time
 	// answer is what the trigger's policies said last.
 	answer atomic.Pointer[trigger.Decision]
+}
+
+// partitioning is a partitioner that runs, or ran, for a rebalance.
+type partitioning struct {
+	name   string
+	failed chan error
 }
 
 // gathered is what one decision is taken from.
@@ -72,6 +80,7 @@ func (c *conductor) run(ctx context.Context) {
 	ticker := time.NewTicker(conductInterval)
 	defer ticker.Stop()
 	defer c.mover.wait()
+	defer c.children.Wait()
 	for {
 		changed := c.oracle.machine.changes()
 		if err := c.step(ctx, time.Now()); err != nil && ctx.Err() == nil {
@@ -177,23 +186,29 @@ func (c *conductor) partition(ctx context.Context, g gathered, now time.Time) er
 	if c.oracle.config.Partitioner == PartitionerExternal {
 		return nil
 	}
-	if c.partitioning == nil {
-		c.partitioning = make(chan error, 1)
-		go func(done chan<- error) { done <- c.oracle.runPartitioner(ctx, g.name, graph) }(c.partitioning)
-		return nil
+	if c.partitioning == nil || c.partitioning.name != g.name {
+		c.partitioning = c.startPartitioner(ctx, g.name, graph)
 	}
 	select {
-	case err := <-c.partitioning:
-		c.partitioning = nil
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
+	case failure := <-c.partitioning.failed:
 		return c.oracle.propose(ctx, &oraclev1.LogEntry{Body: &oraclev1.LogEntry_RebalanceControlled{RebalanceControlled: &oraclev1.RebalanceControlled{
-			Name: g.name, Action: oraclev1.RebalanceAction_REBALANCE_ACTION_FAIL, Message: err.Error(),
+			Name: g.name, Action: oraclev1.RebalanceAction_REBALANCE_ACTION_FAIL, Message: failure.Error(),
 		}}})
 	default:
 		return nil
 	}
+}
+
+// startPartitioner runs the partitioner beside the conductor. A success shows in
+// the directory; a failure is sent to the channel.
+func (c *conductor) startPartitioner(ctx context.Context, name string, graph *planv1.Graph) *partitioning {
+	p := &partitioning{name: name, failed: make(chan error, 1)}
+	c.children.Go(func() {
+		if err := c.oracle.runPartitioner(ctx, name, graph); err != nil {
+			p.failed <- err
+		}
+	})
+	return p
 }
 
 // migrate keeps the allowed number of handoffs under way and ends the phase

@@ -134,7 +134,7 @@ const proposeTimeout = 5 * time.Second
 // propose replicates an entry and returns what the directory made of it: nil, a
 // *directory.RefusalError, or an error of the replication.
 func (o *Oracle) propose(ctx context.Context, e *oraclev1.LogEntry) error {
-	e.TimeMillis, e.Origin = time.Now().UnixMilli(), rand.Uint64() //nolint:gosec,forbidigo // it only tells proposals apart, and decides nothing
+	e.TimeMillis, e.Origin = time.Now().UnixMilli(), rand.Uint64() //nolint:forbidigo // it only tells proposals apart, and decides nothing
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encode log entry: %w", err)
