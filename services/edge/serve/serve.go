@@ -45,7 +45,13 @@ const history = 64
 type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
+	// Settle is how long the first publication waits for shards of which no
+	// replica is known yet, so that an oracle that starts anew does not take from
+	// Envoy what it has. 0 means 3 s, a negative duration not at all.
+	Settle time.Duration
 }
+
+const defaultSettle = 3 * time.Second
 
 // Server publishes to all Envoys that connect. Its methods may be called concurrently.
 type Server struct {
@@ -55,8 +61,14 @@ type Server struct {
 	xds     deltav3.Server
 	stop    context.CancelFunc
 
-	// updates lets one Update at a time build and publish.
+	// updates lets one Update at a time build and publish, and guards these.
 	updates sync.Mutex
+	settle  time.Duration
+	// pending is the newest edge while the first publication waits for timer.
+	pending *ir.Edge
+	timer   *time.Timer
+	// known are the replicas that each shard had last.
+	known map[keyspace.ShardID][]ir.Endpoint
 
 	mu        sync.Mutex
 	published []*publication // oldest first
@@ -77,6 +89,8 @@ func New(config Config) (*Server, error) {
 		log:     config.Logger,
 		cache:   cachev3.NewSnapshotCache(true, oneNode{}, quiet{}),
 		stop:    stop,
+		settle:  cmp.Or(config.Settle, defaultSettle),
+		known:   make(map[keyspace.ShardID][]ir.Endpoint),
 		envoys:  make(map[int64]*envoy),
 		changed: make(chan struct{}),
 	}
@@ -109,24 +123,83 @@ func (d discovery) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscove
 }
 
 // Close ends all streams. Envoys keep what they have and connect again elsewhere.
-func (s *Server) Close() { s.stop() }
+func (s *Server) Close() {
+	s.stop()
+	s.updates.Lock()
+	defer s.updates.Unlock()
+	s.settled()
+}
 
 // Update publishes an edge. It returns an error, and what was published stays,
 // if the edge is invalid or of an older epoch. An edge of equal content only
-// raises the epoch. At 50,000 overrides it takes about a third of a second of
-// one core, so a caller with many epochs should pass only the newest; Envoys
-// that are slower get only the newest of what was published meanwhile.
+// raises the epoch. A shard without replicas keeps those it had last. At 50,000
+// overrides it takes about a third of a second of one core, so a caller with
+// many epochs should pass only the newest; Envoys that are slower get only the
+// newest of what was published meanwhile.
 func (s *Server) Update(edge ir.Edge) error {
 	s.updates.Lock()
 	defer s.updates.Unlock()
+	if err := edge.Validate(); err != nil {
+		return fmt.Errorf("update edge: %w", err)
+	}
+	if s.fill(&edge) || s.settle < 0 {
+		return s.update(&edge)
+	}
+	s.pending = &edge
+	if s.timer == nil {
+		s.timer = time.AfterFunc(s.settle, s.publishPending)
+	}
+	return nil
+}
+
+// fill gives shards without replicas those they had last. It returns false
+// while some shard never had any and the first publication may wait.
+func (s *Server) fill(edge *ir.Edge) bool {
+	complete := true
+	edge.Shards = slices.Clone(edge.Shards)
+	for i, shard := range edge.Shards {
+		if len(shard.Replicas) > 0 {
+			s.known[shard.ID] = shard.Replicas
+			continue
+		}
+		edge.Shards[i].Replicas = s.known[shard.ID]
+		complete = complete && len(s.known[shard.ID]) > 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return complete || len(s.published) > 0
+}
+
+func (s *Server) publishPending() {
+	s.updates.Lock()
+	defer s.updates.Unlock()
+	if s.pending == nil {
+		return // published meanwhile, or closed
+	}
+	if err := s.update(s.pending); err != nil {
+		s.log.Error("the edge could not be published", "error", err)
+	}
+}
+
+// settled ends the wait of the first publication. The caller holds updates.
+func (s *Server) settled() {
+	s.pending = nil
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// update builds and publishes. The caller holds updates.
+func (s *Server) update(edge *ir.Edge) error {
 	start := time.Now()
-	built, err := snapshot.Build(&edge)
+	built, err := snapshot.Build(edge)
 	if err != nil {
 		return fmt.Errorf("update edge: %w", err)
 	}
 	if err := s.publish(built); err != nil {
 		return err
 	}
+	s.settled()
 	s.metrics.updateSeconds.Observe(time.Since(start).Seconds())
 	s.metrics.epoch.Set(float64(edge.Epoch))
 	s.metrics.overrides.Set(float64(len(edge.Kept())))

@@ -6,8 +6,11 @@ package serve
 import (
 	"errors"
 	"net"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -87,17 +90,14 @@ func spoilLua(t *testing.T, r *translate.Resources) {
 }
 
 func TestEqualContentOnlyRaisesTheEpoch(t *testing.T) {
+	var e ir.Edge
 	registry := prometheus.NewRegistry()
-	s, err := New(Config{Registerer: registry})
+	s, err := New(Config{Registerer: registry, Settle: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	e := ir.Edge{Epoch: 1, Store: "s", Listener: "127.0.0.1:1", Oracle: []string{"127.0.0.1:2"}, Shards: []ir.Shard{{ID: 1}}}
-	for slot := range e.Slots {
-		e.Slots[slot] = 1
-	}
-	for ; e.Epoch <= 5; e.Epoch++ {
+	for e = smallEdge(); e.Epoch <= 5; e.Epoch++ {
 		if err := s.Update(e); err != nil {
 			t.Fatal(err)
 		}
@@ -120,6 +120,54 @@ func TestEqualContentOnlyRaisesTheEpoch(t *testing.T) {
 	}
 	if _, err := New(Config{Registerer: registry}); err == nil {
 		t.Error("a second edge registered the same metrics")
+	}
+}
+
+// An oracle that forgot the replicas, because it started anew, takes nothing away.
+func TestForgottenReplicasStay(t *testing.T) {
+	w := newWorld(t, threeShards(t)...)
+	complete := slices.Clone(w.ir.Shards)
+	forget := func(e *ir.Edge) {
+		e.Shards = slices.Clone(complete)
+		for i := range e.Shards {
+			e.Shards[i].Replicas = nil
+		}
+	}
+	w.update(forget)
+	w.await(2)
+	w.checkKeys("after the oracle forgot")
+
+	again, err := New(Config{Settle: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	w.swap(again)
+	w.update(forget)
+	w.update(func(e *ir.Edge) { e.Shards[1] = complete[1] })
+	if len(again.published) != 0 {
+		t.Error("an edge was published before every shard was heard of")
+	}
+	w.checkKeys("while nothing is published")
+	w.update(func(e *ir.Edge) { e.Shards = complete })
+	w.await(w.ir.Epoch)
+	w.checkKeys("when all were heard of")
+}
+
+// A shard that is never heard of does not hold up the others for ever.
+func TestFirstPublicationWaitsOnlySoLong(t *testing.T) {
+	s, err := New(Config{Settle: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Update(smallEdge()); err != nil {
+		t.Fatal(err)
+	}
+	for ctx := within(t); valueOf(t, s.metrics.snapshots) == 0; runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatal("the first edge was never published")
+		}
 	}
 }
 
@@ -152,6 +200,15 @@ func TestRestartedControlPlaneLearnsWhatEnvoyHolds(t *testing.T) {
 	w.swap(again)
 	w.await(9)
 	w.checkKeys("with another control plane")
+}
+
+// smallEdge has one shard of which no replica is known.
+func smallEdge() ir.Edge {
+	e := ir.Edge{Epoch: 1, Store: "s", Listener: "127.0.0.1:1", Oracle: []string{"127.0.0.1:2"}, Shards: []ir.Shard{{ID: 1}}}
+	for slot := range e.Slots {
+		e.Slots[slot] = 1
+	}
+	return e
 }
 
 func valueOf(t *testing.T, metric prometheus.Metric) float64 {

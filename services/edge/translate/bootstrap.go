@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -14,10 +15,18 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kolocate/kolocate/services/edge/ir"
 )
 
 // controlPlaneCluster is where Envoy finds the edge.
 const controlPlaneCluster = "edge-control-plane"
+
+// Pauses before the stream to the control plane is opened again.
+const (
+	reconnectPause    = 100 * time.Millisecond
+	maxReconnectPause = time.Second
+)
 
 // BootstrapConfig says how one Envoy finds its control plane.
 type BootstrapConfig struct {
@@ -53,7 +62,13 @@ func Bootstrap(config BootstrapConfig) ([]byte, error) {
 				TransportApiVersion: corev3.ApiVersion_V3,
 				GrpcServices: []*corev3.GrpcService{{
 					TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-						EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: controlPlaneCluster},
+						EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{
+							ClusterName: controlPlaneCluster,
+							RetryPolicy: &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
+								BaseInterval: durationpb.New(reconnectPause),
+								MaxInterval:  durationpb.New(maxReconnectPause),
+							}},
+						},
 					},
 				}},
 			},
@@ -94,11 +109,15 @@ func controlPlane(addresses []string) (*clusterv3.Cluster, error) {
 		return nil, err
 	}
 	return &clusterv3.Cluster{
-		Name:                          controlPlaneCluster,
-		ClusterDiscoveryType:          discovery,
-		ConnectTimeout:                durationpb.New(connectTimeout),
-		LoadAssignment:                assignment,
-		TypedExtensionProtocolOptions: options,
+		Name:                 controlPlaneCluster,
+		ClusterDiscoveryType: discovery,
+		ConnectTimeout:       durationpb.New(connectTimeout),
+		CommonLbConfig:       leadersOnly(),
+		// The oracle's leader publishes; the stream follows it.
+		HealthChecks:                        []*corev3.HealthCheck{healthCheck(ir.DefaultHealthInterval)},
+		CloseConnectionsOnHostHealthFailure: true,
+		LoadAssignment:                      assignment,
+		TypedExtensionProtocolOptions:       options,
 	}, nil
 }
 

@@ -32,11 +32,11 @@ const HealthService = "leader"
 
 const (
 	connectTimeout = time.Second
-	healthTimeout  = time.Second
+	healthTimeout  = 2 * time.Second
 	dnsRefresh     = time.Second
 	// A replica that answers "no" is out at once; one that does not answer
 	// after this many checks.
-	unhealthyThreshold = 2
+	unhealthyThreshold = 3
 	// In percent. One healthy replica of any number takes all requests, where
 	// Envoy would give a part of them to standbys.
 	overprovisioning = 100 * 1000
@@ -103,16 +103,16 @@ func (r *Resources) addCluster(name string, hosts []host, interval time.Duration
 		return fmt.Errorf("cluster %s: %w", name, err)
 	}
 	cluster := &clusterv3.Cluster{
-		Name:           name,
-		ConnectTimeout: durationpb.New(connectTimeout),
-		LbPolicy:       clusterv3.Cluster_ROUND_ROBIN,
-		// Never send to followers because most of a shard's replicas do not lead.
-		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{
-			HealthyPanicThreshold: &typev3.Percent{Value: 0},
-		},
-		HealthChecks:                  []*corev3.HealthCheck{healthCheck(interval)},
-		CircuitBreakers:               openBreakers(),
-		TypedExtensionProtocolOptions: options,
+		Name:            name,
+		ConnectTimeout:  durationpb.New(connectTimeout),
+		LbPolicy:        clusterv3.Cluster_ROUND_ROBIN,
+		CommonLbConfig:  leadersOnly(),
+		HealthChecks:    []*corev3.HealthCheck{healthCheck(interval)},
+		CircuitBreakers: openBreakers(),
+		// A stream to a replica that leads no more, or is gone without a word, ends,
+		// so that its client opens it to the leader.
+		CloseConnectionsOnHostHealthFailure: true,
+		TypedExtensionProtocolOptions:       options,
 	}
 	if named {
 		if cluster.ClusterDiscoveryType, err = dnsDiscovery(); err != nil {
@@ -194,6 +194,16 @@ func healthCheck(interval time.Duration) *corev3.HealthCheck {
 	}
 }
 
+// leadersOnly keeps Envoy from sending to followers because most of a group's
+// replicas do not lead, and makes a change of leadership known to its workers
+// at once: they would hear of it a second later.
+func leadersOnly() *clusterv3.Cluster_CommonLbConfig {
+	return &clusterv3.Cluster_CommonLbConfig{
+		HealthyPanicThreshold: &typev3.Percent{Value: 0},
+		UpdateMergeWindow:     durationpb.New(0),
+	}
+}
+
 // openBreakers leaves it to the shards to bound their queues: they answer with
 // a named error, where Envoy would only say "overflow".
 func openBreakers() *clusterv3.CircuitBreakers {
@@ -211,7 +221,7 @@ func http2Upstream() (map[string]*anypb.Any, error) {
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 				ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
-					Http2ProtocolOptions: http2Options(),
+					Http2ProtocolOptions: http2Windows(),
 				},
 			},
 		},

@@ -32,7 +32,7 @@ const (
 	connectionWindow = 16 << 20
 )
 
-// A peer that is gone without a word is noticed within their sum.
+// A client that is gone without a word is noticed within their sum.
 const (
 	keepaliveInterval = 10 * time.Second
 	keepaliveTimeout  = 5 * time.Second
@@ -81,7 +81,7 @@ func managerFor(edge *ir.Edge) (*hcmv3.HttpConnectionManager, error) {
 		}},
 		HttpFilters:          filters,
 		AccessLog:            logs,
-		Http2ProtocolOptions: http2Options(),
+		Http2ProtocolOptions: downstreamHTTP2(),
 		// Execute and Watch streams may be silent for long; peers that are gone
 		// are found by the keepalive.
 		StreamIdleTimeout: durationpb.New(0),
@@ -92,16 +92,23 @@ func managerFor(edge *ir.Edge) (*hcmv3.HttpConnectionManager, error) {
 	}, nil
 }
 
-func http2Options() *corev3.Http2ProtocolOptions {
+func http2Windows() *corev3.Http2ProtocolOptions {
 	return &corev3.Http2ProtocolOptions{
 		MaxConcurrentStreams:        wrapperspb.UInt32(maxStreams),
 		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
 		InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
-		ConnectionKeepalive: &corev3.KeepaliveSettings{
-			Interval: durationpb.New(keepaliveInterval),
-			Timeout:  durationpb.New(keepaliveTimeout),
-		},
 	}
+}
+
+// downstreamHTTP2 pings clients. Replicas are not pinged: gRPC servers end
+// connections that ping them every few seconds, and health checks watch them.
+func downstreamHTTP2() *corev3.Http2ProtocolOptions {
+	options := http2Windows()
+	options.ConnectionKeepalive = &corev3.KeepaliveSettings{
+		Interval: durationpb.New(keepaliveInterval),
+		Timeout:  durationpb.New(keepaliveTimeout),
+	}
+	return options
 }
 
 func filterChain() ([]*hcmv3.HttpFilter, error) {
