@@ -139,7 +139,6 @@ func (c *Core) classifyRangeScan(shards []keyspace.ShardID) Classification {
 		set[shard] = struct{}{}
 	}
 	c.owner.successors(set)
-	delete(set, keyspace.NoShard)
 	result := Classification{Class: ClassMulti}
 	for _, shard := range slices.Sorted(maps.Keys(set)) {
 		result.Claims = append(result.Claims, &shardv1.Claim{Shard: uint32(shard)})

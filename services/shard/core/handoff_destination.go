@@ -178,7 +178,7 @@ func (c *Core) handoffCommit(f *shardv1.HandoffFinal) {
 	c.stageKeys(in, f.Keys)
 	c.mergeRecords(f.Records, f.Acknowledged)
 	c.clock = max(c.clock, f.Clock)
-	c.owner.take(in.area, f.Exceptions)
+	c.owner.take(in.area, f.Exceptions, f.Id)
 	in.phase = incomingCommitted
 	c.relist()
 	c.handoffEvent(f.Id, HandoffCommitted, in.handoff, "")

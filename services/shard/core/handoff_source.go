@@ -91,6 +91,13 @@ func (c *Core) refuseOutgoing(h *shardv1.Handoff, a *area) string {
 			return fmt.Sprintf("begin handoff %d at %v: handoff %d of some of its vertices is under way; wait for it", h.Id, self, o.handoff.Id)
 		}
 	}
+	// A vertex on its way here may belong to a slot that is to go: it would have
+	// to go along, but what is staged is not tracked.
+	for _, in := range c.stagings {
+		if in.area.overlaps(a) {
+			return fmt.Sprintf("begin handoff %d at %v: some of its vertices are on their way here by handoff %d; wait for it", h.Id, self, in.handoff.Id)
+		}
+	}
 	return ""
 }
 

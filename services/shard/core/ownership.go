@@ -23,8 +23,8 @@ type ownership struct {
 	slots keyspace.SlotSet
 	in    map[keyspace.Vertex]struct{}
 	// out holds vertices of owned slots that live elsewhere. That they do is a
-	// fact; the shard is a hint.
-	out map[keyspace.Vertex]keyspace.ShardID
+	// fact; the shard is a hint, dropped like any other pointer.
+	out map[keyspace.Vertex]forward
 	// What is known of vertices and slots that are not owned: only hints.
 	forwardVertex map[keyspace.Vertex]forward
 	forwardSlot   map[keyspace.Slot]forward
@@ -33,7 +33,7 @@ type ownership struct {
 func newOwnership() ownership {
 	return ownership{
 		in:            map[keyspace.Vertex]struct{}{},
-		out:           map[keyspace.Vertex]keyspace.ShardID{},
+		out:           map[keyspace.Vertex]forward{},
 		forwardVertex: map[keyspace.Vertex]forward{},
 		forwardSlot:   map[keyspace.Slot]forward{},
 	}
@@ -60,8 +60,8 @@ func (o *ownership) has(v keyspace.Vertex) bool {
 
 // hint returns the shard at which a vertex that is not owned is believed to be.
 func (o *ownership) hint(v keyspace.Vertex) keyspace.ShardID {
-	if to, out := o.out[v]; out {
-		return to
+	if f, out := o.out[v]; out {
+		return f.to
 	}
 	if f, known := o.forwardVertex[v]; known {
 		return f.to
@@ -80,13 +80,13 @@ func (o *ownership) give(a *area, to keyspace.ShardID, handoff uint64) {
 		for v, at := range o.out {
 			if a.slots.Has(keyspace.SlotOf(v)) {
 				delete(o.out, v)
-				o.forwardVertex[v] = forward{to: at, handoff: handoff}
+				o.forwardVertex[v] = forward{to: at.to, handoff: handoff}
 			}
 		}
 	}
 	for _, v := range a.named {
 		if o.slots.Has(keyspace.SlotOf(v)) {
-			o.out[v] = to
+			o.out[v] = forward{to: to, handoff: handoff}
 			continue
 		}
 		delete(o.in, v)
@@ -95,7 +95,7 @@ func (o *ownership) give(a *area, to keyspace.ShardID, handoff uint64) {
 }
 
 // take adds an area. exceptions are the vertices of its slots that live elsewhere.
-func (o *ownership) take(a *area, exceptions []*kvv1.Hint) {
+func (o *ownership) take(a *area, exceptions []*kvv1.Hint, handoff uint64) {
 	for _, slot := range a.whole {
 		o.slots.Add(slot)
 		delete(o.forwardSlot, slot)
@@ -109,7 +109,7 @@ func (o *ownership) take(a *area, exceptions []*kvv1.Hint) {
 		v := keyspace.Vertex(e.GetVertex())
 		// A vertex that came here on its own while its slot was away is owned.
 		if _, here := o.in[v]; !here && a.slots.Has(keyspace.SlotOf(v)) {
-			o.out[v] = keyspace.ShardID(e.GetShard())
+			o.out[v] = forward{to: keyspace.ShardID(e.GetShard()), handoff: handoff}
 		}
 	}
 	if len(a.whole) > 0 {
@@ -135,14 +135,20 @@ func (o *ownership) exceptions(a *area) []*kvv1.Hint {
 	}
 	for _, v := range slices.Sorted(maps.Keys(o.out)) {
 		if a.slots.Has(keyspace.SlotOf(v)) {
-			list = append(list, &kvv1.Hint{Vertex: []byte(v), Shard: uint32(o.out[v])})
+			list = append(list, &kvv1.Hint{Vertex: []byte(v), Shard: uint32(o.out[v].to)})
 		}
 	}
 	return list
 }
 
-// forget drops the forwarding pointers of a handoff whose epoch is known everywhere.
+// forget drops the forwarding pointers of a handoff whose epoch is known
+// everywhere. From then on the placement knows at least as much.
 func (o *ownership) forget(handoff uint64) {
+	for v, f := range o.out {
+		if f.handoff == handoff {
+			o.out[v] = forward{}
+		}
+	}
 	maps.DeleteFunc(o.forwardVertex, func(_ keyspace.Vertex, f forward) bool { return f.handoff == handoff })
 	maps.DeleteFunc(o.forwardSlot, func(_ keyspace.Slot, f forward) bool { return f.handoff == handoff })
 }
@@ -150,8 +156,8 @@ func (o *ownership) forget(handoff uint64) {
 // successors adds to set every shard that something of this one is believed to
 // have gone to.
 func (o *ownership) successors(set map[keyspace.ShardID]struct{}) {
-	for _, to := range o.out {
-		set[to] = struct{}{}
+	for _, f := range o.out {
+		set[f.to] = struct{}{}
 	}
 	for _, f := range o.forwardVertex {
 		set[f.to] = struct{}{}
@@ -159,6 +165,7 @@ func (o *ownership) successors(set map[keyspace.ShardID]struct{}) {
 	for _, f := range o.forwardSlot {
 		set[f.to] = struct{}{}
 	}
+	delete(set, keyspace.NoShard)
 }
 
 // ownsAll says whether every vertex there could be is owned.

@@ -82,6 +82,15 @@ func (w *world) addOps(cmd *kvv1.Command, v keyspace.Vertex, kind, number int) {
 	put := &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_PUT, Key: key, Value: value}
 	count := &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_INCREMENT, Key: key + 1, Delta: 1}
 	scan := &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_SCAN_VERTEX, Key: key, FromFirst: true}
+	if kind > 1 && w.chance(0.4) { // a key that comes and goes
+		cmd.Keys = append(cmd.Keys, []byte("{"+string(v)+"}d"))
+		cmd.ThenOps = append(cmd.ThenOps, &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_GET, Key: key + 2})
+		if w.chance(0.5) {
+			cmd.ThenOps = append(cmd.ThenOps, &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_DELETE, Key: key + 2})
+		} else {
+			cmd.ThenOps = append(cmd.ThenOps, &kvv1.Op{Kind: kvv1.OpKind_OP_KIND_PUT, Key: key + 2, Value: value})
+		}
+	}
 	switch {
 	case kind == 0 && w.chance(0.3):
 		cmd.ThenOps = append(cmd.ThenOps, scan)
@@ -174,7 +183,7 @@ func (w *world) replied(origin uint64, r *kvv1.Reply) {
 	}
 	delete(w.origins, origin)
 	op.outstanding--
-	if op.returned > 0 {
+	if op.returned > 0 || !w.calm && w.chance(w.faults.silent) {
 		return
 	}
 	switch r.Outcome {

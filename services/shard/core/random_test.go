@@ -112,7 +112,11 @@ func (w *world) left() string {
 	s := fmt.Sprintf("%d to do;", w.todo)
 	for _, c := range w.clients {
 		if c.op != nil {
-			s += fmt.Sprintf(" operation %d of client %d (%d outstanding);", c.op.number, c.id, c.op.outstanding)
+			s += fmt.Sprintf(" operation %d of client %d (%d outstanding)", c.op.number, c.id, c.op.outstanding)
+			for _, n := range w.nodes {
+				class := n.core.Classify(c.op.command, believes{w}, w.shards, false)
+				s += fmt.Sprintf(" %v classes it %d to %v with hints %v;", n.id, class.Class, class.Target, class.Hints)
+			}
 		}
 	}
 	for _, n := range w.nodes {

@@ -41,7 +41,7 @@ type world struct {
 }
 
 type faults struct {
-	loss, repeat, restart, stale, impatient float64
+	loss, repeat, restart, stale, impatient, silent float64
 }
 
 type packet struct {
@@ -79,7 +79,7 @@ func newWorld(seed uint64) *world {
 	}
 	w.faults = faults{
 		loss: pick(r, 0, 0.05, 0.2), repeat: pick(r, 0, 0.05, 0.2), restart: pick(r, 0, 0.003, 0.02),
-		stale: pick(r, 0, 0.2), impatient: pick(r, 0, 0.01, 0.05),
+		stale: pick(r, 0, 0.2), impatient: pick(r, 0, 0.01, 0.05), silent: pick(r, 0, 0.05, 0.3),
 	}
 	count := 2 + r.IntN(4)
 	for i := range count {
@@ -150,6 +150,7 @@ func (n *node) drain() {
 
 func (n *node) apply(e *shardv1.Entry) {
 	n.index++
+	debugApply(n, e)
 	effects, err := n.core.Apply(n.index, e)
 	if err != nil {
 		n.w.fail("apply at %v: %v", n.id, err)

@@ -225,7 +225,8 @@ func (o *ownership) encode() encoder {
 	e.number(uint64(len(o.out)))
 	for _, v := range slices.Sorted(maps.Keys(o.out)) {
 		e.text(string(v))
-		e.number(uint64(o.out[v]))
+		e.number(uint64(o.out[v].to))
+		e.number(o.out[v].handoff)
 	}
 	e.number(uint64(len(o.forwardVertex)))
 	for _, v := range slices.Sorted(maps.Keys(o.forwardVertex)) {
@@ -256,7 +257,7 @@ func decodeOwnership(d *decoder) ownership {
 	}
 	for range d.count() {
 		v := keyspace.Vertex(d.text())
-		o.out[v] = d.shard()
+		o.out[v] = forward{to: d.shard(), handoff: d.number()}
 	}
 	for range d.count() {
 		v := keyspace.Vertex(d.text())
