@@ -19,13 +19,16 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kolocate/kolocate/controllers"
 	"github.com/kolocate/kolocate/services/edge/translate"
@@ -42,7 +45,7 @@ var (
 	oracles = &switchboard{servers: map[string]*fakeOracle{}}
 	// writes records every request of the operator that is not a read.
 	writes = &recorder{}
-	// storeReady is the registry of the operator's own metrics.
+	// registry holds the operator's own metrics.
 	registry = prometheus.NewRegistry()
 )
 
@@ -87,25 +90,54 @@ func run(m *testing.M) (code int, err error) {
 			err = ended
 		}
 	}()
-	mgr, err := newManager(restConfig)
+	mgr, err := prepare(ctx, environment)
 	if err != nil {
 		stopped <- nil
 		return 1, err
 	}
 	go func() { stopped <- mgr.Start(ctx) }()
-	plain, err := client.New(restConfig, client.Options{Scheme: mgr.GetScheme()})
-	if err != nil {
-		return 1, err
-	}
-	kube = client.WithFieldValidation(plain, metav1.FieldValidationStrict)
 	return m.Run(), nil
 }
 
-func newManager(config *rest.Config) (ctrl.Manager, error) {
+// prepare makes the clients of the tests and an operator that has the rights of
+// manifests/rbac and no others.
+func prepare(ctx context.Context, environment *envtest.Environment) (ctrl.Manager, error) {
 	scheme, err := controllers.Scheme()
 	if err != nil {
 		return nil, err
 	}
+	plain, err := client.New(restConfig, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("making a client: %w", err)
+	}
+	kube = client.WithFieldValidation(plain, metav1.FieldValidationStrict)
+	text, err := os.ReadFile(filepath.Join("..", "..", "manifests", "rbac", "role.yaml"))
+	if err != nil {
+		return nil, fmt.Errorf("reading the operator's role: %w", err)
+	}
+	role := &rbacv1.ClusterRole{}
+	if err := yaml.UnmarshalStrict(text, role); err != nil {
+		return nil, fmt.Errorf("reading the operator's role: %w", err)
+	}
+	const name = "operator"
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+	}
+	for _, object := range []client.Object{role, binding} {
+		if err := kube.Create(ctx, object); err != nil {
+			return nil, fmt.Errorf("giving the operator its rights: %w", err)
+		}
+	}
+	user, err := environment.AddUser(envtest.User{Name: name}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("adding the operator as a user: %w", err)
+	}
+	return newManager(user.Config(), scheme)
+}
+
+func newManager(config *rest.Config, scheme *runtime.Scheme) (ctrl.Manager, error) {
 	cacheOptions, err := controllers.CacheOptions()
 	if err != nil {
 		return nil, err
