@@ -22,6 +22,12 @@ FROM source AS build-kolocate
 ARG VERSION=unknown
 RUN VERSION=${VERSION} hack/build.sh kolocate
 
+FROM ${BASE_IMAGE} AS kolocate
+COPY --from=build-kolocate /src/bin/kolocate /usr/local/bin/kolocate
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/kolocate"]
+
 # KaHIP comes as a Python wheel, so this stage alone needs pip.
 FROM source AS build-partitioner
 RUN apt-get update \
@@ -29,12 +35,6 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ARG VERSION=unknown
 RUN VERSION=${VERSION} hack/build.sh kolocate-partitioner
-
-FROM ${BASE_IMAGE} AS kolocate
-COPY --from=build-kolocate /src/bin/kolocate /usr/local/bin/kolocate
-ENV PATH=/usr/local/bin:/usr/bin:/bin
-USER 65532:65532
-ENTRYPOINT ["/usr/local/bin/kolocate"]
 
 FROM ${BASE_IMAGE} AS partitioner
 COPY --from=build-partitioner /src/bin/kolocate-partitioner /usr/local/bin/kolocate-partitioner
