@@ -1,0 +1,232 @@
+// Copyright The Kolocate Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// startPrometheus starts a Prometheus with the chart's alert rules and waits
+// until it scrapes every part.
+func startPrometheus(t *testing.T, k *cluster) {
+	rules := k.alertRules(t)
+	if err := os.WriteFile(filepath.Join(k.output, "rules.yaml"), rules, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.kube.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "rules", Namespace: monitorNamespace},
+		Data:       map[string]string{"kolocate.yaml": string(rules)},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	k.apply(t, "prometheus.yaml")
+	k.until(t, 2*time.Minute, "Prometheus is ready", func(ctx context.Context) error {
+		if err := k.podsReady(ctx, monitorNamespace); err != nil {
+			return err
+		}
+		var pods corev1.PodList
+		if err := k.kube.List(ctx, &pods); err != nil {
+			return err
+		}
+		for i := range pods.Items {
+			if pods.Items[i].Namespace == monitorNamespace {
+				return nil
+			}
+		}
+		return fmt.Errorf("namespace %s has no pod yet", monitorNamespace)
+	})
+	address := k.forward(t, monitorNamespace, "deployment/prometheus", 9090)
+	k.until(t, time.Minute, "Prometheus scrapes every part", func(ctx context.Context) error {
+		return k.scraped(ctx, t, address)
+	})
+}
+
+// scraped says which part Prometheus does not scrape. Nine shard replicas, the
+// oracle, Envoy and the operator make twelve.
+func (k *cluster) scraped(ctx context.Context, t *testing.T, address string) error {
+	var answer struct {
+		Data struct {
+			ActiveTargets []struct {
+				Labels    map[string]string `json:"labels"`
+				Health    string            `json:"health"`
+				LastError string            `json:"lastError"`
+			} `json:"activeTargets"`
+		} `json:"data"`
+	}
+	if err := getJSON(ctx, "http://"+address+"/api/v1/targets?state=active", &answer); err != nil {
+		return err
+	}
+	up := map[string]int{}
+	var down []string
+	for _, target := range answer.Data.ActiveTargets {
+		if target.Health == "up" {
+			up[target.Labels["namespace"]+"/"+target.Labels["component"]]++
+			continue
+		}
+		down = append(down, fmt.Sprintf("%s is %s %s", target.Labels["pod"], target.Health, target.LastError))
+	}
+	var parts []string
+	for part, n := range up {
+		parts = append(parts, fmt.Sprintf("%d %s", n, part))
+	}
+	sort.Strings(parts)
+	summary := strings.Join(append(parts, down...), ", ")
+	operator := 0
+	for part, n := range up {
+		if strings.HasPrefix(part, operatorNamespace+"/") {
+			operator += n
+		}
+	}
+	if len(down) > 0 || operator != 1 || up[storeNamespace+"/shard"] != 9 || up[storeNamespace+"/oracle"] != 1 || up[storeNamespace+"/edge"] != 1 {
+		return fmt.Errorf("expected 1 operator, 9 shard replicas, 1 oracle and 1 edge, found %s", summary)
+	}
+	k.say(t, "scraped: %s", summary)
+	return nil
+}
+
+// alertRules renders the chart's PrometheusRule and gives the groups in it as a
+// rule file of Prometheus.
+func (k *cluster) alertRules(t *testing.T) []byte {
+	t.Helper()
+	out := k.must(t, time.Minute, "", k.helm, "template", release, "charts/kolocate", "--namespace", operatorNamespace,
+		"--values", "e2e/testdata/values.yaml", "--set", "metrics.prometheusRule.enabled=true")
+	for document := range strings.SplitSeq(out, "\n---") {
+		var object struct {
+			Kind string         `json:"kind"`
+			Spec map[string]any `json:"spec"`
+		}
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatalf("reading what helm template rendered: %v", err)
+		}
+		if object.Kind == "PrometheusRule" {
+			rules, err := yaml.Marshal(object.Spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rules
+		}
+	}
+	t.Fatal("the chart renders no PrometheusRule with prometheusRule.enabled=true")
+	return nil
+}
+
+// checkDashboards asks Prometheus every query of every dashboard; one without
+// data, or none at all, is a fault.
+func checkDashboards(t *testing.T, k *cluster) {
+	address := k.forward(t, monitorNamespace, "deployment/prometheus", 9090)
+	// A rate needs two scrapes after the thing it is about has happened.
+	deadline := time.Now().Add(45 * time.Second)
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		out, err := k.run(ctx, "", k.promcheck, "--url", "http://"+address, "--namespace", storeNamespace, "--store", storeName,
+			"charts/kolocate/dashboards", "charts/kolocate/files/alerts.yaml")
+		cancel()
+		if err == nil {
+			lines := strings.Split(strings.TrimSpace(out), "\n")
+			k.say(t, "promcheck: %s", lines[len(lines)-1])
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("dashboards: %v\n%s", err, out)
+		}
+		select {
+		case <-time.After(5 * time.Second):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
+// checkRules has the alert rules checked by promtool, if it is there, and sees
+// that Prometheus evaluates each without an error.
+func checkRules(t *testing.T, k *cluster) {
+	if k.promtool != "" {
+		out := k.must(t, time.Minute, "", k.promtool, "check", "rules", filepath.Join(k.output, "rules.yaml"))
+		k.say(t, "promtool: %s", strings.Join(strings.Fields(out), " "))
+	}
+	address := k.forward(t, monitorNamespace, "deployment/prometheus", 9090)
+	k.until(t, 30*time.Second, "every alert rule is evaluated", func(ctx context.Context) error {
+		var answer struct {
+			Data struct {
+				Groups []struct {
+					Rules []struct {
+						Name      string `json:"name"`
+						Health    string `json:"health"`
+						LastError string `json:"lastError"`
+						State     string `json:"state"`
+					} `json:"rules"`
+				} `json:"groups"`
+			} `json:"data"`
+		}
+		if err := getJSON(ctx, "http://"+address+"/api/v1/rules", &answer); err != nil {
+			return err
+		}
+		count := 0
+		var firing []string
+		for _, group := range answer.Data.Groups {
+			for _, rule := range group.Rules {
+				count++
+				if rule.Health != "ok" {
+					return fmt.Errorf("rule %s is %s: %s", rule.Name, rule.Health, rule.LastError)
+				}
+				if rule.State == "firing" {
+					firing = append(firing, rule.Name)
+				}
+			}
+		}
+		if count == 0 {
+			return fmt.Errorf("Prometheus has loaded no rule")
+		}
+		k.say(t, "%d rules, firing: %v", count, firing)
+		return nil
+	})
+}
+
+// getJSON reads an HTTP answer into a value.
+func getJSON(ctx context.Context, url string, into any) error {
+	body, err := getBody(ctx, url)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("reading the answer of %s: %w", url, err)
+	}
+	return nil
+}
+
+func getBody(ctx context.Context, url string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer of %s: %w", url, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s answered %s: %.200s", url, response.Status, body)
+	}
+	return body, nil
+}
