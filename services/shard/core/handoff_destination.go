@@ -63,7 +63,7 @@ func (c *Core) stageOffer(offer *shardv1.HandoffOffer) {
 		return
 	}
 	a := newArea(h)
-	if c.busyHere(a) || len(c.stagings) >= maxHandoffs {
+	if c.busyHere(id, a) || len(c.stagings) >= maxHandoffs {
 		return
 	}
 	if reason := c.refuseIncoming(h, a); reason != "" {
@@ -79,10 +79,12 @@ func (c *Core) stageOffer(offer *shardv1.HandoffOffer) {
 }
 
 // busyHere says that an area can't be staged yet: this shard has not finished
-// giving some of it away, deleting it, or staging it by another handoff.
-func (c *Core) busyHere(a *area) bool {
+// giving some of it away, deleting it, or staging it by another handoff. Of two
+// handoffs that wait for each other's source (a slot one way, a vertex of it the
+// other way) the later one is not kept waiting: it is refused.
+func (c *Core) busyHere(id uint64, a *area) bool {
 	for _, o := range c.sources {
-		if o.area.overlaps(a) {
+		if o.area.overlaps(a) && !o.refuses(id) {
 			return true
 		}
 	}
@@ -94,10 +96,21 @@ func (c *Core) busyHere(a *area) bool {
 	return c.sweeping(a)
 }
 
+// refuses says that a handoff which copies its area away refuses the handoff id,
+// which is to bring some of it. One that is sealed will soon be over.
+func (o *outgoing) refuses(id uint64) bool {
+	return o.phase == outgoingCopying && o.handoff.Id < id
+}
+
 func (c *Core) refuseIncoming(h *shardv1.Handoff, a *area) string {
 	self := c.cfg.Shard
 	if keyspace.ShardID(h.To) != self || keyspace.ShardID(h.From) == self {
 		return fmt.Sprintf("stage handoff %d at %v: it goes from %v to %v", h.Id, self, keyspace.ShardID(h.From), keyspace.ShardID(h.To))
+	}
+	for _, o := range c.sources {
+		if o.area.overlaps(a) && o.refuses(h.Id) {
+			return fmt.Sprintf("stage handoff %d at %v: handoff %d takes some of its vertices away from there; wait for it", h.Id, self, o.handoff.Id)
+		}
 	}
 	for _, slot := range a.whole {
 		if c.owner.slots.Has(slot) {

@@ -61,7 +61,7 @@ func (l *Leader) onOffer(offer *shardv1.HandoffOffer) {
 		}
 		return
 	}
-	if in == nil && l.c.busyHere(newArea(h)) {
+	if in == nil && l.c.busyHere(h.Id, newArea(h)) {
 		return
 	}
 	if l.mayPropose(&l.stageOf(h.Id).offer) {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	shardv1 "github.com/kolocate/kolocate/api/proto/shard/v1"
 )
 
 // TestRandom runs shards and clients under faults, lets the faults stop, and
@@ -22,6 +24,13 @@ func TestRandom(t *testing.T) {
 			failed++
 			t.Errorf("seed %d: %v\nto run it alone: KOLOCATE_FIRST_SEED=%d KOLOCATE_SEEDS=1 go test -run TestRandom ./services/shard/core", seed, err, seed)
 		}
+	}
+}
+
+// trace prints each entry as it is applied, with KOLOCATE_TRACE=1.
+func (n *node) trace(e *shardv1.Entry) {
+	if os.Getenv("KOLOCATE_TRACE") != "" {
+		fmt.Printf("%v #%d clock=%d term=%d: %v\n", n.id, n.index, n.core.clock, n.term, e)
 	}
 }
 

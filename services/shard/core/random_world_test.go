@@ -150,7 +150,7 @@ func (n *node) drain() {
 
 func (n *node) apply(e *shardv1.Entry) {
 	n.index++
-	debugApply(n, e)
+	n.trace(e)
 	effects, err := n.core.Apply(n.index, e)
 	if err != nil {
 		n.w.fail("apply at %v: %v", n.id, err)
