@@ -169,7 +169,7 @@ func snapshotFiles(t *testing.T, dir string) []string {
 
 func corrupt(t *testing.T, path string) {
 	t.Helper()
-	data, err := os.ReadFile(path) //nolint:gosec // a file of the test
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if h.metrics, err = newMetrics(cfg.Group, cfg.Registerer, func() float64 { return float64(h.inbox.length()) }); err != nil {
 		return nil, err
 	}
-	if err := h.start(); err != nil {
+	if err := h.start(); err != nil { //nolint:contextcheck // what it starts outlives ctx, until Stop
 		h.metrics.unregister()
 		return nil, err
 	}

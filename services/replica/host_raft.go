@@ -247,7 +247,7 @@ func (h *Host) numberWaiters(s *raftState, out *Output) {
 	term := h.node.View().Term
 	for i, w := range s.proposed {
 		if w != nil {
-			w.index, w.term = out.FirstAppended+uint64(i), term //nolint:gosec // an index
+			w.index, w.term = out.FirstAppended+uint64(i), term
 			s.waiting = append(s.waiting, w)
 		}
 	}

@@ -100,7 +100,7 @@ func OpenNode(cfg NodeConfig) (*Node, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, cfg.ID))} //nolint:gosec // a seeded source is the purpose
+	n := &Node{cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, cfg.ID))}
 	if err := n.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open replica %d of %q: %w", cfg.ID, cfg.Group, err), n.Close())
 	}

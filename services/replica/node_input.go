@@ -27,7 +27,7 @@ func (n *Node) Tick() {
 		n.refresh()
 		return
 	}
-	n.rn.TickQuiesced() //nolint:staticcheck // the one way to count time without the library's random timeout; DESIGN.md says what replaces it
+	n.rn.TickQuiesced()
 	n.silence++
 	if n.silence >= n.timeout {
 		n.campaign()

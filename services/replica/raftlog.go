@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 )
 
 // raftLogger passes the library's log on. What it calls information is about single elections.
@@ -24,23 +23,17 @@ func (l raftLogger) Debugf(format string, v ...any) { l.write(slog.LevelDebug, f
 func (l raftLogger) Info(v ...any)                  { l.write(slog.LevelDebug, "%s", fmt.Sprint(v...)) }
 func (l raftLogger) Infof(format string, v ...any)  { l.write(slog.LevelDebug, format, v...) }
 func (l raftLogger) Warning(v ...any)               { l.write(slog.LevelWarn, "%s", fmt.Sprint(v...)) }
-func (l raftLogger) Warningf(format string, v ...any) {
-	l.write(slog.LevelWarn, format, v...)
-}
+
+func (l raftLogger) Warningf(format string, v ...any) { l.write(slog.LevelWarn, format, v...) }
+
 func (l raftLogger) Error(v ...any)                 { l.write(slog.LevelError, "%s", fmt.Sprint(v...)) }
 func (l raftLogger) Errorf(format string, v ...any) { l.write(slog.LevelError, format, v...) }
 
-// Fatal is never called by the library; it ends the process as the interface demands.
-func (l raftLogger) Fatal(v ...any) {
-	l.Error(v...)
-	os.Exit(1)
-}
+// Fatal is never called by the library; it is as Panic.
+func (l raftLogger) Fatal(v ...any) { l.Panic(v...) }
 
 // Fatalf is as Fatal.
-func (l raftLogger) Fatalf(format string, v ...any) {
-	l.Errorf(format, v...)
-	os.Exit(1)
-}
+func (l raftLogger) Fatalf(format string, v ...any) { l.Panicf(format, v...) }
 
 // Panic reports a broken invariant of Raft: nothing may be done with the log any more.
 func (l raftLogger) Panic(v ...any) { panic("raft: " + fmt.Sprint(v...)) }

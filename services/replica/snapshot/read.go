@@ -106,7 +106,7 @@ func (s *Store) check(f vfs.File, p Position) (*opened, error) {
 		return nil, fmt.Errorf("%w: it has no intact footer in its last %d of %d bytes", ErrCorrupt, footerSize, info.Size())
 	}
 	bodyBytes := binary.LittleEndian.Uint64(footer)
-	if bodyBytes != uint64(footerAt-headBytes) {
+	if bodyBytes != uint64(footerAt-headBytes) { //nolint:gosec // not negative: checked above
 		return nil, fmt.Errorf("%w: it holds %d bytes, its footer says %d", ErrCorrupt, footerAt-headBytes, bodyBytes)
 	}
 	return &opened{

@@ -4,6 +4,7 @@
 package wal
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -64,7 +65,7 @@ func (m model) matches(c *Contents) error {
 	}
 	for i, e := range c.Entries {
 		want := m.entries[i]
-		if e.GetIndex() != want.GetIndex() || e.GetTerm() != want.GetTerm() || string(e.GetData()) != string(want.GetData()) {
+		if e.GetIndex() != want.GetIndex() || e.GetTerm() != want.GetTerm() || !bytes.Equal(e.GetData(), want.GetData()) {
 			return fmt.Errorf("entry %d is %v, expected %v", i, e, want)
 		}
 	}
@@ -88,7 +89,7 @@ func randomBatch(r *rand.Rand, m model) Batch {
 	}
 	next := m.last() + 1
 	if back := m.last() - m.newest.Index; back > 0 && r.IntN(5) == 0 {
-		next -= uint64(r.IntN(int(back))) //nolint:gosec // small
+		next -= uint64(r.IntN(int(back)))
 	}
 	for range r.IntN(6) {
 		data := make([]byte, r.IntN(3000))

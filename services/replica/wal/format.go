@@ -242,7 +242,7 @@ func nextRecord(b []byte) (kind byte, body, rest []byte, err error) {
 		return 0, nil, nil, errRecord
 	}
 	length, n := binary.Uvarint(b[1:])
-	if n <= 0 || length > uint64(len(b)-1-n) {
+	if n <= 0 || length > uint64(len(b)-1-n) { //nolint:gosec // Uvarint read n of these bytes
 		return 0, nil, nil, errRecord
 	}
 	body = b[1+n:]

@@ -127,7 +127,8 @@ func (l *Log) write(b Batch) error {
 	if cap(l.buf) > bufferKept {
 		l.buf = nil
 	}
-	buf, err := l.beginFrame(), error(nil)
+	var err error
+	buf := l.beginFrame()
 	if b.Reset != nil {
 		if buf, err = appendMark(buf, *b.Reset); err != nil {
 			return err
