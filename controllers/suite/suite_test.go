@@ -119,7 +119,9 @@ func prepare(ctx context.Context, environment *envtest.Environment) (ctrl.Manage
 	if err := yaml.UnmarshalStrict(text, role); err != nil {
 		return nil, fmt.Errorf("reading the operator's role: %w", err)
 	}
+	// The chart that a test hands in brings a role of the first name.
 	const name = "operator"
+	role.Name = "suite-" + name
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
