@@ -269,7 +269,8 @@ func (e *engine) endLeadership(now time.Time) {
 
 // takeIn takes in what other goroutines brought.
 func (e *engine) takeIn(in *taken, now time.Time) {
-	if e.leader != nil {
+	// Before its genesis a shard owns nothing, and its log may hold nothing else.
+	if e.leader != nil && e.core.HasGenesis() {
 		for _, m := range in.messages {
 			e.leader.Receive(m.from, m.message, now)
 		}

@@ -177,9 +177,9 @@ func (e *engine) tick(now time.Time) {
 		e.report()
 		e.observeMoves()
 	}
-	if e.leader != nil {
+	if e.leader != nil && e.core.HasGenesis() {
 		e.leader.Tick(now)
-		if now.Sub(e.lastKeep) >= housekeepInterval && e.core.HasGenesis() {
+		if now.Sub(e.lastKeep) >= housekeepInterval {
 			e.lastKeep = now
 			e.housekeep()
 		}
