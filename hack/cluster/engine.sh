@@ -20,7 +20,7 @@ engine_up() {
   fi
   [[ $(uname -s) == Linux ]] || die "no Docker engine answers: start Docker on this machine, then run this again"
   [[ -z ${DOCKER_HOST:-} ]] || die "no Docker engine answers at DOCKER_HOST=$DOCKER_HOST: start it, or unset DOCKER_HOST to use a local one"
-  ((EUID == 0)) || die "no Docker engine answers and only root may start one: start Docker (for instance 'sudo systemctl start docker') and join its group, then run this again"
+  ((EUID == 0)) || die "no Docker engine answers and only root may start one: start Docker and join its group, or install it first (on Debian: sudo apt-get install docker.io iptables), then run this again"
   need_packages docker.io iptables jq
   locked engine
   engine_answers || start_engine
