@@ -159,7 +159,7 @@ func (l *Leader) Receive(from keyspace.ShardID, m *shardv1.Message, now time.Tim
 	case *shardv1.Message_HandoffChunk:
 		l.onChunk(body.HandoffChunk)
 	case *shardv1.Message_HandoffChunkAck:
-		l.onChunkAck(body.HandoffChunkAck)
+		l.onChunkAck(from, body.HandoffChunkAck)
 	case *shardv1.Message_HandoffFinal:
 		l.onFinal(body.HandoffFinal)
 	case *shardv1.Message_HandoffCommitted:
@@ -190,6 +190,7 @@ func (l *Leader) Tick(now time.Time) {
 	for _, id := range slices.Sorted(maps.Keys(l.moves)) {
 		l.drive(l.moves[id])
 	}
+	l.pokeSources()
 	if len(l.c.sweeps) > 0 && now.Sub(l.lastTidy) >= l.cfg.RetryInterval/4 {
 		l.lastTidy = now
 		l.proposeEntry(&shardv1.Entry{Body: &shardv1.Entry_Housekeeping{Housekeeping: &shardv1.Housekeeping{}}})

@@ -77,8 +77,13 @@ func (l *Leader) advance(key attemptKey) {
 		return
 	}
 	w := l.workOf(key)
-	if w.phase != a.phase {
-		w.phase, w.since, w.proposed = a.phase, l.now, time.Time{}
+	was := w.phase
+	if was == a.phase {
+		return
+	}
+	w.phase, w.since, w.proposed = a.phase, l.now, time.Time{}
+	if was >= attemptDecided && a.phase <= attemptHolding && key.coordinator == l.c.cfg.Shard {
+		return // the others have been told; the timer tells them again
 	}
 	l.act(w, a)
 }

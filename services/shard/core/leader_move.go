@@ -263,7 +263,11 @@ func (l *Leader) driveAbort(m *move) {
 	}
 }
 
-func (l *Leader) onChunkAck(ack *shardv1.HandoffChunkAck) {
+func (l *Leader) onChunkAck(from keyspace.ShardID, ack *shardv1.HandoffChunkAck) {
+	if o := l.c.outgoing[ack.GetId()]; o != nil && o.phase == outgoingRevoked || l.c.endedHandoff(ack.GetId()) {
+		l.send(from, &shardv1.Message{Body: &shardv1.Message_HandoffAbort{HandoffAbort: &shardv1.HandoffAbort{Id: ack.Id}}})
+		return
+	}
 	m := l.moves[ack.GetId()]
 	if m == nil || m.o == nil || ack.Attempt != l.cfg.Term {
 		return

@@ -17,6 +17,8 @@ type stage struct {
 	// number on are proposed and not yet applied.
 	next uint64
 	at   time.Time // of the last proposal of a chunk
+	// heard is when the source was last heard of, or last poked.
+	heard time.Time
 	// When each of these was last proposed.
 	offer, commit, tombstone time.Time
 }
@@ -27,7 +29,23 @@ func (l *Leader) stageOf(id uint64) *stage {
 		s = &stage{}
 		l.stages[id] = s
 	}
+	s.heard = l.now
 	return s
+}
+
+// pokeSources tells the source of a handoff that has been silent for long how
+// far it is here. A source that has given up the handoff answers with an abort,
+// so nothing stays staged for ever because one message was lost.
+func (l *Leader) pokeSources() {
+	for _, in := range l.c.stagings {
+		s := l.stages[in.handoff.Id]
+		if s == nil {
+			l.stageOf(in.handoff.Id)
+		} else if l.now.Sub(s.heard) >= 2*l.cfg.ProposalTimeout {
+			s.heard = l.now
+			l.send(keyspace.ShardID(in.handoff.From), chunkAckMessage(in.handoff.Id, in.attempt, in.next, ""))
+		}
+	}
 }
 
 // answerEnded answers a message about a handoff that has come to its end here.

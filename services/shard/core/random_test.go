@@ -17,7 +17,7 @@ import (
 // which each update ran exactly once. KOLOCATE_SEEDS and KOLOCATE_FIRST_SEED
 // choose other seeds.
 func TestRandom(t *testing.T) {
-	first, count := envNumber(t, "KOLOCATE_FIRST_SEED", 0), envNumber(t, "KOLOCATE_SEEDS", 400)
+	first, count := envNumber(t, "KOLOCATE_FIRST_SEED", 0), envNumber(t, "KOLOCATE_SEEDS", 300)
 	failed := 0
 	for seed := first; seed < first+count && failed < 5; seed++ {
 		if err := runWorld(seed); err != nil {
