@@ -207,6 +207,21 @@ func TestStopMovesLeadership(t *testing.T) {
 	c.agree(3)
 }
 
+// TestLastOneStops: without anyone to lead, a stop takes no longer than a few election timeouts.
+func TestLastOneStops(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	id, leader := c.leader()
+	c.kill(id%3 + 1)
+	c.kill((id+1)%3 + 1)
+	start := time.Now()
+	if err := leader.Stop(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("the last one took %v to stop", took)
+	}
+}
+
 // TestLossIsAnnouncedInOrder moves leadership away: the former leader is told, and refuses proposals.
 func TestLossIsAnnouncedInOrder(t *testing.T) {
 	c := newCluster(t, 3, nil)

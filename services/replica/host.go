@@ -263,8 +263,13 @@ func (h *Host) fail(err error) {
 	h.doneOnce.Do(func() { close(h.done) })
 }
 
-// beginStop tells the goroutines to end.
-func (h *Host) beginStop() { h.stopOnce.Do(func() { close(h.stop) }) }
+// beginStop tells the goroutines to end. Nothing is taken in any more, even if the Raft goroutine hangs.
+func (h *Host) beginStop() {
+	h.stopOnce.Do(func() {
+		close(h.stop)
+		h.inbox.refuse()
+	})
+}
 
 // now is the monotonic time given to the node.
 func (h *Host) now() time.Duration { return time.Since(h.began) }

@@ -11,50 +11,62 @@ import (
 )
 
 // TransferLeadership moves leadership to the member that is closest to the leader's log and returns
-// when this replica leads no longer. Errors: ErrNotLeader, ErrNoTransferee, ErrStopped, that of ctx.
+// when this replica leads no longer. Errors: ErrNotLeader, ErrNoTransferee after an election timeout
+// without one, ErrStopped, that of ctx.
 func (h *Host) TransferLeadership(ctx context.Context) error {
 	term, ok := h.inbox.canLead()
 	if !ok {
 		return h.whyNotLeader()
 	}
-	offer := make(chan error, 1)
-	// Raft gives an offer up after an election timeout: then it is made again.
-	ticker := time.NewTicker(h.cfg.ElectionTimeout)
-	defer ticker.Stop()
-	for {
+	for none := 0; ; {
+		offer := make(chan error, 1)
 		h.inbox.control(func(n *Node) error {
-			err := n.TransferLeadership()
-			select {
-			case offer <- err:
-			default:
-			}
+			offer <- n.TransferLeadership()
 			return nil
 		})
-		again := false
-		for !again {
-			changed := h.viewChanged()
-			if now, leads := h.inbox.canLead(); !leads || now != term {
-				return nil
-			}
-			select {
-			case err := <-offer:
-				// Without a transferee now there may be one at the next try; ctx says how long to wait.
-				if err != nil && !errors.Is(err, ErrNoTransferee) {
-					return nil
-				}
-				if err != nil && h.sole {
+		wait := h.cfg.ElectionTimeout // then Raft has given the offer up
+		select {
+		case err := <-offer:
+			if errors.Is(err, ErrNoTransferee) {
+				if none++; h.sole || none > h.cfg.electionTicks() {
 					return err
 				}
-			case <-changed:
-			case <-ticker.C:
-				again = true
-			case <-h.stop:
-				return ErrStopped
-			case <-ctx.Done():
-				return fmt.Errorf("move the leadership of %q away from replica %d: %w", h.cfg.Group, h.cfg.ID, ctx.Err())
+				wait = h.cfg.TickInterval
 			}
+		case <-h.stop:
+			return ErrStopped
+		case <-ctx.Done():
+			return h.notMoved(ctx)
+		}
+		if moved, err := h.awaitLoss(ctx, term, wait); moved || err != nil {
+			return err
 		}
 	}
+}
+
+// awaitLoss waits until this replica no longer leads in the term, or until the time is over.
+func (h *Host) awaitLoss(ctx context.Context, term uint64, wait time.Duration) (lost bool, err error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		changed := h.viewChanged()
+		if now, leads := h.inbox.canLead(); !leads || now != term {
+			return true, nil
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return false, nil
+		case <-h.stop:
+			return false, ErrStopped
+		case <-ctx.Done():
+			return false, h.notMoved(ctx)
+		}
+	}
+}
+
+func (h *Host) notMoved(ctx context.Context) error {
+	return fmt.Errorf("move the leadership of %q away from replica %d: %w", h.cfg.Group, h.cfg.ID, ctx.Err())
 }
 
 // viewChanged returns a channel that is closed when leadership changes.

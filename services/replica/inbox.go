@@ -215,6 +215,13 @@ func (b *inbox) announce(term uint64) {
 	b.announced = term
 }
 
+// refuse takes nothing in from now on.
+func (b *inbox) refuse() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopped = true
+}
+
 // stop refuses everything from now on and returns what was waiting.
 func (b *inbox) stop() ([]proposal, []*pendingRead) {
 	b.mu.Lock()

@@ -22,9 +22,8 @@ func (s *Store) Create(p Position, write func(io.Writer) (int64, error)) (int64,
 	if err != nil {
 		return 0, err
 	}
-	body := &bodyWriter{}
 	out := bufio.NewWriterSize(w.file, bufferBytes)
-	body.out = out
+	body := &bodyWriter{out: out}
 	_, err = out.Write(encodeHead(s.group, p))
 	if err == nil {
 		_, err = write(body)
@@ -46,17 +45,30 @@ func (s *Store) Create(p Position, write func(io.Writer) (int64, error)) (int64,
 
 // bodyWriter counts and checksums the body.
 type bodyWriter struct {
-	out      io.Writer
+	out      *bufio.Writer
 	bytes    uint64
 	checksum uint32
 }
 
-// Write passes b on.
+// Write passes b on, always through the buffer: a vfs.File may change the slice it is given.
 func (w *bodyWriter) Write(b []byte) (int, error) {
-	n, err := w.out.Write(b)
-	w.bytes += uint64(n) //nolint:gosec // a count
-	w.checksum = crc32.Update(w.checksum, castagnoli, b[:n])
-	return n, err //nolint:wrapcheck // the caller names the file
+	written := 0
+	for written < len(b) {
+		if w.out.Available() == 0 {
+			if err := w.out.Flush(); err != nil {
+				return written, err //nolint:wrapcheck // the caller names the file
+			}
+		}
+		part := b[written:min(len(b), written+w.out.Available())]
+		n, err := w.out.Write(part)
+		w.bytes += uint64(n) //nolint:gosec // a count
+		w.checksum = crc32.Update(w.checksum, castagnoli, part[:n])
+		written += n
+		if err != nil {
+			return written, err //nolint:wrapcheck // the caller names the file
+		}
+	}
+	return written, nil
 }
 
 // Receiver takes in the file of a snapshot from a peer. It is used by one goroutine.
@@ -81,7 +93,7 @@ func (s *Store) begin(p Position) (*Receiver, error) {
 	return &Receiver{store: s, position: p, temporary: path, file: f}, nil
 }
 
-// Write appends a part of the file.
+// Write appends a part of the file. It may change b.
 func (r *Receiver) Write(b []byte) (int, error) {
 	n, err := r.file.Write(b)
 	r.bytes += int64(n)
