@@ -66,6 +66,8 @@ type world struct {
 	control control
 	stderr  *lockedBuffer
 	done    chan struct{}
+	// adminFile is where Envoy writes the address of its admin server.
+	adminFile string
 }
 
 // control is the control plane's address: what serves behind it can be replaced.
@@ -128,11 +130,7 @@ func newWorld(t testing.TB, shards ...[]*replica) *world {
 		t.Fatal(err)
 	}
 	w.startEnvoy(control)
-	w.client, err = grpc.NewClient(w.ir.Listener, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = w.client.Close() })
+	w.client = connect(t, w.ir.Listener)
 	w.await(1)
 	for i := range shards {
 		w.untilServed(fmt.Sprintf("shard-%d", i+1))
@@ -148,12 +146,15 @@ func (w *world) startEnvoy(control string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	file := filepath.Join(w.t.TempDir(), "bootstrap.yaml")
+	dir := w.t.TempDir()
+	file := filepath.Join(dir, "bootstrap.yaml")
+	w.adminFile = filepath.Join(dir, "admin-address")
 	if err := os.WriteFile(file, bootstrap, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, envoyBinary(w.t), translate.Arguments(file, 1)...)
+	arguments := append(translate.Arguments(file, 1), "--admin-address-path", w.adminFile)
+	cmd := exec.CommandContext(ctx, envoyBinary(w.t), arguments...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Stderr = w.stderr
@@ -197,7 +198,7 @@ func (w *world) untilServed(shard string) {
 	w.t.Helper()
 	ctx := metadata.AppendToOutgoingContext(within(w.t), translate.HeaderShard, shard)
 	for {
-		_, err := kvv1.NewKVClient(w.client).Get(ctx, &kvv1.GetRequest{}, grpc.WaitForReady(true))
+		_, err := kvv1.NewKVClient(w.client).Get(ctx, &kvv1.GetRequest{Key: []byte("k")}, grpc.WaitForReady(true))
 		if err == nil {
 			return
 		}
@@ -296,6 +297,16 @@ type placement struct {
 // Get answers with the epoch 42, which nothing else has.
 func (placement) Get(context.Context, *oraclev1.GetRequest) (*oraclev1.GetResponse, error) {
 	return &oraclev1.GetResponse{Placement: &oraclev1.PlacementSnapshot{Epoch: 42}}, nil
+}
+
+func connect(t testing.TB, address string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 func listen(t testing.TB, register func(*grpc.Server)) string {
