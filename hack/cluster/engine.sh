@@ -13,8 +13,11 @@ ENGINE_STATE=$KOLOCATE_CACHE/engine
 
 engine_answers() { timeout 20 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
-# engine_up: makes sure a Docker engine answers the docker command.
+# engine_up: makes sure a Docker engine answers the docker command. Until the
+# calling shell ends, no other run's engine_down stops it.
 engine_up() {
+  exec {ENGINE_USE}>"$KOLOCATE_CACHE/lock/engine-use"
+  flock --shared --timeout 120 "$ENGINE_USE" || die "another run has been stopping the Docker engine for two minutes; see $ENGINE_STATE/dockerd.log"
   if command -v docker >/dev/null && engine_answers; then
     return
   fi
@@ -73,11 +76,16 @@ engine_pid() {
   printf '%s\n' "$pid"
 }
 
-# engine_down: stops the engine if engine_up started it and no container of
-# anyone is left running in it.
+# engine_down: stops the engine if engine_up started it, no container of anyone
+# is left running in it, and no other run is about to start one.
 engine_down() {
-  local pid running
+  local pid running use
   pid=$(engine_pid) || return 0
+  exec {use}>"$KOLOCATE_CACHE/lock/engine-use"
+  if ! flock --exclusive --nonblock "$use"; then
+    progress "the Docker engine (process $pid) goes on running: another run uses it"
+    return 0
+  fi
   running=$(timeout 20 docker ps --quiet | wc -l)
   if ((running > 0)); then
     progress "the Docker engine (process $pid) goes on running: $running containers are still in it"
