@@ -40,7 +40,9 @@ type model struct {
 	// By vertex.
 	vertices []*planv1.GraphVertex
 	start    []int32
-	weight   []float64 // of load and bytes; adds up to 1
+	load     []float64 // part of the whole load
+	size     []float64 // part of all bytes
+	weight   []float64 // of both together; adds up to 1
 	commands []command
 	single   float64 // commands a second that touch one vertex
 	home     [keyspace.Slots]int32
@@ -170,26 +172,28 @@ func (m *model) addStranded(number func(uint32) (int32, error), present *keyspac
 
 // weigh sets the weight of each vertex from its load and bytes.
 func (m *model) weigh() {
+	n := len(m.vertices)
+	m.load, m.size, m.weight = make([]float64, n), make([]float64, n), make([]float64, n)
 	var load, bytes float64
 	for _, v := range m.vertices {
 		load += v.GetLoad()
 		bytes += float64(v.GetBytes())
 	}
-	m.weight = make([]float64, len(m.vertices))
-	loadPart, bytesPart := 1-bytesShare, bytesShare
-	switch {
-	case load == 0 && bytes == 0:
-		for i := range m.weight {
-			m.weight[i] = 1 / float64(len(m.weight))
-		}
-		return
-	case load == 0:
-		loadPart, bytesPart, load = 0, 1, 1
-	case bytes == 0:
-		loadPart, bytesPart, bytes = 1, 0, 1
-	}
 	for i, v := range m.vertices {
-		m.weight[i] = loadPart*v.GetLoad()/load + bytesPart*float64(v.GetBytes())/bytes
+		if load > 0 {
+			m.load[i] = v.GetLoad() / load
+		}
+		if bytes > 0 {
+			m.size[i] = float64(v.GetBytes()) / bytes
+		}
+		switch {
+		case load > 0 && bytes > 0:
+			m.weight[i] = (1-bytesShare)*m.load[i] + bytesShare*m.size[i]
+		case load > 0 || bytes > 0:
+			m.weight[i] = m.load[i] + m.size[i]
+		default:
+			m.weight[i] = 1 / float64(n)
+		}
 	}
 }
 

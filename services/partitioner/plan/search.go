@@ -104,6 +104,7 @@ func (s *search) deepen(c candidate, commands []command) candidate {
 	state := newState(s.model, commands, c.shard, s.options.imbalance)
 	state.anneal(deepScales, 8, s.random())
 	state.empty()
+	state.anneal(quickScales, 8, s.random())
 	state.takeBack(s.model)
 	s.model.holdSlots(state)
 	return s.judge(c.name, state.shard, commands)

@@ -9,6 +9,10 @@ import (
 	"slices"
 )
 
+// sizeTolerance is the least tolerance for stored bytes. A shard that holds a bit
+// more than the others does no harm, as one that works more does.
+const sizeTolerance = 0.25
+
 // state is a placement under improvement, with the counts that make the effect
 // of a move cheap to compute. It minimises the weight of commands that cross
 // shards: the cut nets of a hypergraph, not the cut edges of a graph.
@@ -16,8 +20,9 @@ type state struct {
 	model    *model
 	commands []command
 	shard    []int32
-	weights  []float64 // by shard
-	limit    float64   // weight that a target may have
+	// By shard, parts of the whole load and of all bytes; and what a target may have.
+	loads, sizes         []float64
+	loadLimit, sizeLimit float64
 	// of[v] lists the commands that touch v; counts[c*shards+s] is the number of
 	// vertices of command c in shard s.
 	of     [][]int32
@@ -29,12 +34,14 @@ type state struct {
 func newState(m *model, commands []command, shard []int32, imbalance float64) *state {
 	s := &state{
 		model: m, commands: commands, shard: slices.Clone(shard),
-		weights: make([]float64, len(m.shards)), limit: (1 + imbalance) / float64(m.targets),
+		loads: make([]float64, len(m.shards)), loadLimit: (1 + imbalance) / float64(m.targets),
+		sizes: make([]float64, len(m.shards)), sizeLimit: (1 + max(sizeTolerance, imbalance)) / float64(m.targets),
 		of: make([][]int32, len(shard)), counts: make([]int32, len(commands)*len(m.shards)),
 		dirty: make([]bool, len(shard)), gains: make([]float64, len(m.shards)),
 	}
 	for v, at := range shard {
-		s.weights[at] += m.weight[v]
+		s.loads[at] += m.load[v]
+		s.sizes[at] += m.size[v]
 	}
 	degree := make([]int32, len(shard))
 	var pins int
@@ -105,8 +112,10 @@ func (s *state) move(v int, to int32) {
 	k := len(s.model.shards)
 	from := s.shard[v]
 	s.shard[v] = to
-	s.weights[from] -= s.model.weight[v]
-	s.weights[to] += s.model.weight[v]
+	s.loads[from] -= s.model.load[v]
+	s.loads[to] += s.model.load[v]
+	s.sizes[from] -= s.model.size[v]
+	s.sizes[to] += s.model.size[v]
 	for _, c := range s.of[v] {
 		s.counts[int(c)*k+int(from)]--
 		s.counts[int(c)*k+int(to)]++
@@ -116,11 +125,24 @@ func (s *state) move(v int, to int32) {
 	}
 }
 
-// fits says whether v may move to a target: within its limit, or at least to a
-// shard that stays lighter than the one it leaves.
+// fits says whether v may move to a target: in load and in bytes that stays
+// within its limit, or at least below what the shard that v leaves has now.
 func (s *state) fits(v int, to int32) bool {
-	after := s.weights[to] + s.model.weight[v]
-	return int(to) < s.model.targets && (after <= s.limit || after < s.weights[s.shard[v]])
+	from := s.shard[v]
+	load, size := s.loads[to]+s.model.load[v], s.sizes[to]+s.model.size[v]
+	return int(to) < s.model.targets &&
+		(load <= s.loadLimit || load < s.loads[from]) &&
+		(size <= s.sizeLimit || size < s.sizes[from])
+}
+
+// room says whether a shard has room for v within its limits.
+func (s *state) room(v int, to int32) bool {
+	return s.loads[to]+s.model.load[v] <= s.loadLimit && s.sizes[to]+s.model.size[v] <= s.sizeLimit
+}
+
+// full says whether a shard is over a limit; rounding is no reason to move.
+func (s *state) full(shard int) bool {
+	return s.loads[shard] > s.loadLimit+1e-9 || s.sizes[shard] > s.sizeLimit+1e-9
 }
 
 // improve passes over the vertices in a drawn order and moves each where it
@@ -185,20 +207,19 @@ func (s *state) anneal(scales []float64, passes int, random *rand.Rand) {
 // costs least among those with room, the cheapest first.
 func (s *state) empty() {
 	p := newPenalty(3, s.commands)
-	for from := range s.weights {
+	for from := range s.loads {
 		target := from < s.model.targets
-		if target && s.weights[from] <= s.limit {
+		if target && !s.full(from) {
 			continue
 		}
 		for _, v := range s.cheapest(from, p) {
-			if target && s.weights[from] <= s.limit {
+			if target && !s.full(from) {
 				break
 			}
 			s.evaluate(v, p)
 			to := int32(-1)
 			for b := range int32(s.model.targets) { //nolint:gosec // at most MaxShards
-				room := s.weights[b]+s.model.weight[v] <= s.limit
-				if int(b) != from && room && (to < 0 || s.gains[b] > s.gains[to]) {
+				if int(b) != from && s.room(v, b) && (to < 0 || s.gains[b] > s.gains[to]) {
 					to = b
 				}
 			}
@@ -252,7 +273,7 @@ func (s *state) cheapest(from int, p penalty) []int {
 func (s *state) lightest() int32 {
 	least := int32(0)
 	for b := range int32(s.model.targets) { //nolint:gosec // at most MaxShards
-		if s.weights[b] < s.weights[least] {
+		if s.loads[b] < s.loads[least] {
 			least = b
 		}
 	}
