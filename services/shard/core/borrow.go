@@ -78,7 +78,8 @@ func (c *Core) execute(a *attempt) {
 	if isRangeScan(a.command) {
 		result = c.executeRangeScan(a)
 	} else {
-		x := execution{keys: &c.keys, cmd: a.command, lent: gatherLent(a)}
+		x := c.execution(a.command)
+		x.lent = gatherLent(a)
 		x.version = c.versionAbove(a)
 		result = x.run()
 		if len(x.writes) > 0 {

@@ -54,6 +54,7 @@ type Core struct {
 	sealed      int
 
 	// And this is no part of the state.
+	scratch       execution
 	effects       []Effect
 	tracing       bool
 	trackers      []*tracker

@@ -48,6 +48,7 @@ type execution struct {
 	// version is given to all keys that the command writes.
 	version uint64
 	writes  []write
+	few     [2]write // holds writes while there are few
 	// written finds writes by key once there are many of them.
 	written map[string]int
 	scanned int // bytes returned by scans so far

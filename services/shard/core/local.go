@@ -130,10 +130,9 @@ func (c *Core) runLocal(origin uint64, cmd *kvv1.Command, vertices []keyspace.Ve
 		c.reply(origin, &kvv1.Reply{Outcome: kvv1.Outcome_OUTCOME_OK, Result: mergeParts([]part{c.scanOwned(cmd, maxScanBytes)}, scanLimit(cmd.ThenOps[0]))})
 		return
 	}
-	a := &answer{}
-	x := execution{keys: &c.keys, cmd: cmd, version: c.clock + 1}
-	a.reply.Outcome = kvv1.Outcome_OUTCOME_OK
-	a.reply.Result = x.run()
+	x := c.execution(cmd)
+	x.version = c.clock + 1
+	reply := &kvv1.Reply{Outcome: kvv1.Outcome_OUTCOME_OK, Result: x.run()}
 	written := 0
 	if len(x.writes) > 0 {
 		c.clock = x.version
@@ -141,9 +140,9 @@ func (c *Core) runLocal(origin uint64, cmd *kvv1.Command, vertices []keyspace.Ve
 			written += c.write(x.writes[i].key, x.writes[i].keyState)
 		}
 	}
-	c.remember(cmd, a.reply.Result, vertices)
+	c.remember(cmd, reply.Result, vertices)
 	c.executed++
-	c.reply(origin, &a.reply)
+	c.reply(origin, reply)
 	if c.tracing {
 		c.emit(Effect{Kind: EffectExecuted, Executed: &Executed{
 			Vertices: append([]keyspace.Vertex(nil), vertices...), Coordinator: true, ReadOnly: PureRead(cmd), BytesWritten: written,
@@ -151,9 +150,13 @@ func (c *Core) runLocal(origin uint64, cmd *kvv1.Command, vertices []keyspace.Ve
 	}
 }
 
-// answer is a reply that is allocated in one piece.
-type answer struct {
-	reply kvv1.Reply
+// execution readies the core's only execution for a command: it is used again
+// for each, so that a command does not allocate one.
+func (c *Core) execution(cmd *kvv1.Command) *execution {
+	x := &c.scratch
+	*x = execution{keys: &c.keys, cmd: cmd}
+	x.writes = x.few[:0]
+	return x
 }
 
 // scanOwned reads what the shard owns of a range scan's range.
@@ -187,7 +190,7 @@ func (c *Core) remember(cmd *kvv1.Command, result *kvv1.Result, vertices []keysp
 		return
 	}
 	c.records.acknowledge(id.client, cmd.Id.AcknowledgedBelow, c.now)
-	rec := &record{id: id, result: result, vertices: append([]keyspace.Vertex(nil), vertices...), time: c.now, bytes: resultBytes(result)}
+	rec := newRecord(id, result, vertices, c.now)
 	c.records.add(rec)
 	for _, t := range c.trackers {
 		t.recorded(rec)
@@ -231,6 +234,6 @@ func (c *Core) Read(cmd *kvv1.Command) (reply *kvv1.Reply, ok bool) {
 	if c.queues.busy(cmd, vertices, true) {
 		return nil, false
 	}
-	x := execution{keys: &c.keys, cmd: cmd}
+	x := c.execution(cmd)
 	return &kvv1.Reply{Outcome: kvv1.Outcome_OUTCOME_OK, Result: x.run()}, true
 }

@@ -60,7 +60,7 @@ func runWorld(seed uint64) (err error) {
 			w.checkNow()
 		}
 	}
-	w.calm = true
+	w.calm, w.faults = true, faults{}
 	for steps := 0; w.err == nil && !w.ended(); steps++ {
 		if steps > 60000 {
 			return fmt.Errorf("faults have stopped, but not all ends: %s", w.left())

@@ -208,7 +208,7 @@ func (n *node) applyBetweenLeaders(e *shardv1.Entry) {
 
 func (w *world) step() {
 	switch k := w.r.IntN(100); {
-	case k < 12:
+	case k < 12 && (!w.calm || len(w.net) < 40):
 		w.now = w.now.Add(time.Duration(1+w.r.IntN(20)) * time.Millisecond)
 		n := w.nodes[w.r.IntN(len(w.nodes))]
 		n.leader.Tick(w.now)

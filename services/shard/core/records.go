@@ -32,9 +32,23 @@ type record struct {
 	vertices []keyspace.Vertex
 	time     int64 // log time of execution, milliseconds
 	bytes    int
+	// one holds the vertices if there is just one.
+	one [1]keyspace.Vertex
 }
 
-func recordLess(a, b *record) bool {
+func newRecord(id commandKey, result *kvv1.Result, vertices []keyspace.Vertex, now int64) *record {
+	rec := &record{id: id, result: result, time: now, bytes: resultBytes(result)}
+	rec.vertices = append(rec.one[:0], vertices...)
+	return rec
+}
+
+// filed is a record under its id, so that a look-up need not make a record.
+type filed struct {
+	id  commandKey
+	rec *record
+}
+
+func filedLess(a, b filed) bool {
 	if a.id.client != b.id.client {
 		return a.id.client < b.id.client
 	}
@@ -51,7 +65,7 @@ type mark struct {
 // queue is only ever appended to and cut at its front, so a copy of its header
 // is a copy of it.
 type records struct {
-	byID *btree.BTreeG[*record]
+	byID *btree.BTreeG[filed]
 	// queue holds the records in order of arrival; one that byID no longer holds
 	// is skipped.
 	queue []*record
@@ -61,7 +75,7 @@ type records struct {
 
 func newRecords() records {
 	return records{
-		byID:  btree.NewBTreeGOptions(recordLess, btree.Options{NoLocks: true}),
+		byID:  btree.NewBTreeGOptions(filedLess, btree.Options{NoLocks: true}),
 		marks: &btree.Map[uint64, mark]{},
 	}
 }
@@ -71,8 +85,8 @@ func (r *records) copy() records {
 }
 
 func (r *records) get(id commandKey) *record {
-	found, _ := r.byID.Get(&record{id: id})
-	return found
+	found, _ := r.byID.Get(filed{id: id})
+	return found.rec
 }
 
 // forgotten says that the client has acknowledged the result, so that no record
@@ -81,6 +95,10 @@ func (r *records) forgotten(id commandKey) bool {
 	m, known := r.marks.Get(id.client)
 	return known && id.sequence < m.below
 }
+
+// fewAcknowledged is the number of sequences up to which looking for each is
+// faster than looking for those there are.
+const fewAcknowledged = 4
 
 // acknowledge drops what the client acknowledges below a sequence.
 func (r *records) acknowledge(client, below uint64, now int64) {
@@ -92,27 +110,33 @@ func (r *records) acknowledge(client, below uint64, now int64) {
 		return
 	}
 	r.marks.Set(client, mark{below: below, time: max(now, m.time)})
+	if below-m.below <= fewAcknowledged {
+		for sequence := m.below; sequence < below; sequence++ {
+			r.drop(commandKey{client: client, sequence: sequence})
+		}
+		return
+	}
 	for {
 		first, found := r.first(client)
 		if !found || first.id.sequence >= below {
 			return
 		}
-		r.drop(first)
+		r.drop(first.id)
 	}
 }
 
 // first returns the client's record of the lowest sequence.
 func (r *records) first(client uint64) (found *record, ok bool) {
-	r.byID.Ascend(&record{id: commandKey{client: client}}, func(rec *record) bool {
-		found, ok = rec, rec.id.client == client
+	r.byID.Ascend(filed{id: commandKey{client: client}}, func(f filed) bool {
+		found, ok = f.rec, f.id.client == client
 		return false
 	})
 	return found, ok
 }
 
 func (r *records) add(rec *record) {
-	if old, replaced := r.byID.Set(rec); replaced {
-		r.bytes -= old.bytes
+	if old, replaced := r.byID.Set(filed{id: rec.id, rec: rec}); replaced {
+		r.bytes -= old.rec.bytes
 	}
 	r.bytes += rec.bytes
 	r.queue = append(r.queue, rec)
@@ -140,9 +164,9 @@ func (r *records) merge(rec *record) {
 	r.add(rec)
 }
 
-func (r *records) drop(rec *record) {
-	if _, existed := r.byID.Delete(rec); existed {
-		r.bytes -= rec.bytes
+func (r *records) drop(id commandKey) {
+	if old, existed := r.byID.Delete(filed{id: id}); existed {
+		r.bytes -= old.rec.bytes
 	}
 }
 
@@ -151,12 +175,11 @@ func (r *records) drop(rec *record) {
 func (r *records) expire(before int64, maxRecords, maxBytes int) {
 	for len(r.queue) > 0 {
 		oldest := r.queue[0]
-		live, _ := r.byID.Get(oldest)
-		if live == oldest {
+		if r.get(oldest.id) == oldest {
 			if oldest.time >= before && r.byID.Len() <= maxRecords && r.bytes <= maxBytes {
 				break
 			}
-			r.drop(oldest)
+			r.drop(oldest.id)
 		}
 		r.queue = r.queue[1:]
 	}
@@ -169,7 +192,7 @@ func (r *records) expire(before int64, maxRecords, maxBytes int) {
 func (r *records) compact() {
 	live := make([]*record, 0, r.byID.Len())
 	for _, rec := range r.queue {
-		if found, _ := r.byID.Get(rec); found == rec {
+		if r.get(rec.id) == rec {
 			live = append(live, rec)
 		}
 	}

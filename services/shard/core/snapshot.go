@@ -160,7 +160,7 @@ func (s *Snapshot) writeTrees(f *frameWriter) {
 	b.flush()
 	b.kind = frameRecords
 	for _, rec := range s.records.queue {
-		if live, _ := s.records.byID.Get(rec); live == rec {
+		if s.records.get(rec.id) == rec {
 			b.e.message(rec.toProto())
 			if !b.next() {
 				break
