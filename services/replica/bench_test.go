@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -55,3 +56,29 @@ type echo struct{}
 func (*echo) Apply([]Entry) error               { return nil }
 func (*echo) Snapshot() (SnapshotWriter, error) { return empty{}, nil }
 func (*echo) Restore(io.Reader) error           { return nil }
+
+// BenchmarkClusterPropose measures the same on a group of three, over loopback, each with a real disk.
+func BenchmarkClusterPropose(b *testing.B) {
+	const callers = 256
+	c := newCluster(b, 3, func(cfg *Config) {
+		cfg.StateMachine = &echo{}
+		cfg.TickInterval, cfg.ElectionTimeout = 100*time.Millisecond, time.Second
+	})
+	_, leader := c.leader()
+	b.ReportAllocs()
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	each := (b.N + callers - 1) / callers
+	for range callers {
+		wg.Go(func() {
+			for range each {
+				if err := leader.ProposeWait(b.Context(), bytes.Repeat([]byte{1}, 200)); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64(each*callers)/b.Elapsed().Seconds(), "proposals/s")
+}

@@ -115,7 +115,8 @@ type Config struct {
 	StateMachine StateMachine
 	// OnLeadership, if not nil, is called from the apply goroutine, in order with Apply. When it says
 	// Leader, all entries of earlier terms have been applied. When it says not Leader after that, what was
-	// proposed and not yet applied may or may not be applied later. It must not block.
+	// proposed and not yet applied may or may not be applied later. It must not block, and may be called
+	// before Open has returned.
 	OnLeadership func(Leadership)
 
 	// Seed seeds the election timers. Members of one group should have different seeds.

@@ -371,7 +371,7 @@ func TestNodesAgree(t *testing.T) {
 func simulationSeeds() uint64 {
 	n, err := strconv.ParseUint(os.Getenv("KOLOCATE_SEEDS"), 10, 32)
 	if err != nil {
-		return 30
+		return 16
 	}
 	return n
 }

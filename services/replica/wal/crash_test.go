@@ -118,7 +118,7 @@ func testOptions(fs vfs.FS) Options {
 // nothing, a part, or all of what was not synced left. The log must open and hold what was acknowledged
 // and, all or not at all, what was being written.
 func TestCrashAnywhere(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(12) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { crashAnywhere(t, seed) })
 	}
 }
