@@ -4,6 +4,7 @@
 package serve
 
 import (
+	"bytes"
 	"fmt"
 	"time"
 
@@ -76,3 +77,38 @@ func (e *engine) proposeBatch(now time.Time) {
 		}
 	}
 }
+
+// ownEntries are the entries proposed in this leadership and not applied yet, in
+// the order in which they were proposed: the log keeps that order, so that they
+// need not be decoded. The encoded form tells whether it is the same entry.
+type ownEntries struct {
+	queue   []ownEntry
+	decoded uint64 // entries that had to be decoded
+}
+
+type ownEntry struct {
+	data  []byte
+	entry *shardv1.Entry
+}
+
+func (o *ownEntries) push(data []byte, entry *shardv1.Entry) {
+	o.queue = append(o.queue, ownEntry{data: data, entry: entry})
+}
+
+// pop returns the entry that was proposed here with this encoded form, or nil.
+// Those before it never came into the log.
+func (o *ownEntries) pop(data []byte) *shardv1.Entry {
+	for len(o.queue) > 0 {
+		first := o.queue[0]
+		o.queue[0] = ownEntry{}
+		o.queue = o.queue[1:]
+		if bytes.Equal(first.data, data) {
+			return first.entry
+		}
+	}
+	o.queue = nil
+	o.decoded++
+	return nil
+}
+
+func (o *ownEntries) reset() { o.queue = nil }

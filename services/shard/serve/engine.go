@@ -58,7 +58,7 @@ type engine struct {
 	requests   map[uint64]*request
 	nextOrigin uint64
 	batch      batch
-	decoded    map[*byte]*shardv1.Entry
+	own        ownEntries
 	paused     pausedRequests
 	parked     []*request
 	guesses    guesses
@@ -87,7 +87,7 @@ func newEngine(config *Config, m *metrics, seed [2]uint64, firstOrigin uint64) *
 		random:   rand.New(rand.NewPCG(seed[0], seed[1])),
 		intake:   intake{wake: make(chan struct{}, 1), maxInbox: config.Limits.MaxInbox},
 		reads:    readQueue{wake: make(chan struct{}, 1)},
-		requests: map[uint64]*request{}, nextOrigin: firstOrigin, decoded: map[*byte]*shardv1.Entry{},
+		requests: map[uint64]*request{}, nextOrigin: firstOrigin,
 		at: map[keyspace.Vertex]keyspace.ShardID{},
 	}
 	e.guesses = guesses{limit: config.Limits.MaxHints, at: map[keyspace.Vertex]keyspace.ShardID{}}
@@ -116,17 +116,15 @@ func (e *engine) Apply(entries []replica.Entry) error {
 			e.leader.Applied(effects, now)
 		}
 	}
+	e.announceGenesis()
 	e.finishRound(now)
 	return nil
 }
 
 // decode returns an entry's content: the very one that was proposed, if it was proposed here.
 func (e *engine) decode(entry *replica.Entry) (*shardv1.Entry, error) {
-	if len(entry.Data) > 0 {
-		if own, ok := e.decoded[&entry.Data[0]]; ok {
-			delete(e.decoded, &entry.Data[0])
-			return own, nil
-		}
+	if own := e.own.pop(entry.Data); own != nil {
+		return own, nil
 	}
 	decoded := &shardv1.Entry{}
 	if err := proto.Unmarshal(entry.Data, decoded); err != nil {
@@ -149,6 +147,17 @@ func (e *engine) effect(f *core.Effect, now time.Time) {
 		e.handoff(f.Handoff, now)
 	default:
 		// The Leader acts on the others.
+	}
+}
+
+// announceGenesis reports at once that the shard knows who it is.
+func (e *engine) announceGenesis() {
+	if e.core.HasGenesis() == e.known.Load().genesis {
+		return
+	}
+	e.report()
+	if e.follower != nil {
+		e.follower.Poke()
 	}
 }
 
@@ -184,7 +193,7 @@ func (e *engine) propose(entry *shardv1.Entry) error {
 	if err := e.host.Propose(data); err != nil {
 		return err
 	}
-	e.decoded[&data[0]] = entry
+	e.own.push(data, entry)
 	return nil
 }
 
@@ -245,7 +254,7 @@ func (e *engine) onLeadership(l replica.Leadership) {
 // proposed will be applied is unknown now.
 func (e *engine) endLeadership(now time.Time) {
 	e.log.Info("this replica leads its shard no longer")
-	clear(e.decoded)
+	e.own.reset()
 	e.batch.reset()
 	for _, origin := range slices.Sorted(maps.Keys(e.requests)) {
 		r := e.requests[origin]

@@ -285,6 +285,17 @@ func startShards(t testing.TB, oracle *standIn, shards, replicas int, change fun
 	return all
 }
 
+// startShardsConfig is the configuration of a store of one shard and one replica.
+func startShardsConfig(t testing.TB, oracle *standIn) Config {
+	t.Helper()
+	listener := listenLoopback(t)
+	return Config{
+		Store: "test", Shard: 1, Replica: 1, Peers: map[uint64]string{1: listener.Addr().String()}, DataDir: t.TempDir(),
+		Listener: listener, MetricsListener: listenLoopback(t), Oracle: []string{oracle.address}, Logger: testLogger(),
+		TickInterval: 20 * time.Millisecond, ElectionTimeout: 200 * time.Millisecond,
+	}
+}
+
 func dialSDK(t testing.TB, oracle *standIn, change func(*client.Config)) *client.Client {
 	t.Helper()
 	config := client.Config{Direct: true, Placement: oracle.address, Timeout: 20 * time.Second}
