@@ -85,7 +85,10 @@ func prepare(c client.Client, owner, desired client.Object) (*unstructured.Unstr
 	if err != nil {
 		return nil, fmt.Errorf("finding the kind of %s/%s: %w", desired.GetNamespace(), desired.GetName(), err)
 	}
-	object := desired.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy has the type of its source
+	object, err := copyOf(desired)
+	if err != nil {
+		return nil, err
+	}
 	if err := controllerutil.SetControllerReference(owner, object, c.Scheme()); err != nil {
 		return nil, fmt.Errorf("setting the owner of %s %s/%s: %w", gvk.Kind, desired.GetNamespace(), desired.GetName(), err)
 	}
@@ -112,8 +115,11 @@ func prepare(c client.Client, owner, desired client.Object) (*unstructured.Unstr
 
 // read gives the live object of desired's kind and name, or nil.
 func read(ctx context.Context, c client.Client, desired client.Object) (client.Object, error) {
-	live := desired.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy has the type of its source
-	err := c.Get(ctx, client.ObjectKeyFromObject(desired), live)
+	live, err := copyOf(desired)
+	if err != nil {
+		return nil, err
+	}
+	err = c.Get(ctx, client.ObjectKeyFromObject(desired), live)
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // no object is an answer, not an error
 	}
@@ -121,6 +127,14 @@ func read(ctx context.Context, c client.Client, desired client.Object) (client.O
 		return nil, fmt.Errorf("reading %T %s/%s: %w", desired, desired.GetNamespace(), desired.GetName(), err)
 	}
 	return live, nil
+}
+
+func copyOf(object client.Object) (client.Object, error) {
+	duplicate, ok := object.DeepCopyObject().(client.Object)
+	if !ok {
+		return nil, fmt.Errorf("copying %T: expected a copy of the same type", object)
+	}
+	return duplicate, nil
 }
 
 func compare(owner client.Object, wanted *unstructured.Unstructured, live client.Object) (string, error) {

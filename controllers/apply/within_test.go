@@ -52,7 +52,7 @@ func decode(t *testing.T, text string) map[string]any {
 func TestWithinSeesEveryChange(t *testing.T) {
 	for seed := range uint64(200) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test that can be repeated
+			random := rand.New(rand.NewPCG(seed, 1))
 			wanted := randomTree(random, 3)
 			live, _ := copyTree(wanted, random, -1).(map[string]any)
 			if !within(wanted, live) {

@@ -162,9 +162,9 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text[:maxMessage], "") + "…"
 }
 
-func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded
+func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-func count32(n uint32) int32 { return int32(min(n, math.MaxInt32)) } //nolint:gosec // bounded
+func count32(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
 func micros(n uint64) metav1.Duration {
 	return metav1.Duration{Duration: time.Duration(count(min(n, math.MaxInt64/1000))) * time.Microsecond}

@@ -131,6 +131,9 @@ func (m member) statefulSet(store *v1alpha1.Store) *appsv1.StatefulSet {
 			Replicas:            ptr.To(m.replicas),
 			ServiceName:         m.name,
 			PodManagementPolicy: appsv1.ParallelPodManagement,
+			// A replica that came back has joined its group before the next one
+			// is replaced.
+			MinReadySeconds: 5,
 			UpdateStrategy:      appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType},
 			Selector:            &metav1.LabelSelector{MatchLabels: m.selector},
 			PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
@@ -175,17 +178,11 @@ func (m member) container() corev1.Container {
 		},
 		// A replica that replays a long log is given ten minutes before it counts
 		// as hung.
-		StartupProbe: &corev1.Probe{
-			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("grpc")}},
-			PeriodSeconds: 2, FailureThreshold: 300, TimeoutSeconds: 2,
-		},
+		StartupProbe:   m.health(2, 300),
 		ReadinessProbe: m.health(5, 3),
-		// A replica without its peers is not ready, yet must not be killed for
-		// it: liveness asks only whether the process answers on its port.
-		LivenessProbe: &corev1.Probe{
-			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("grpc")}},
-			PeriodSeconds: 10, FailureThreshold: 6, TimeoutSeconds: 5,
-		},
+		// The health service answers for the process alone: a replica without
+		// its peers is not killed for it.
+		LivenessProbe: m.health(10, 6),
 	}
 }
 

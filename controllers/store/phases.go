@@ -141,13 +141,26 @@ func (r *Reconciler) makeObject(ctx context.Context, store *v1alpha1.Store, reba
 	}
 	err := r.client.Create(ctx, object, client.FieldOwner(apply.FieldOwner))
 	if apierrors.IsAlreadyExists(err) {
-		// The cache is behind, or the name is taken by a rebalance of another store.
-		return nil
+		return r.checkTaken(ctx, store, object)
 	}
 	if err != nil {
 		return fmt.Errorf("creating rebalance %s/%s: %w", object.Namespace, object.Name, err)
 	}
 	r.note(store, corev1.EventTypeNormal, "RebalanceStarted", "the oracle started rebalance %s: %s", object.Name, reason)
+	return nil
+}
+
+// checkTaken tells apart a cache that is behind, and a name that a rebalance of
+// another store has.
+func (r *Reconciler) checkTaken(ctx context.Context, store *v1alpha1.Store, wanted *v1alpha1.Rebalance) error {
+	found := &v1alpha1.Rebalance{}
+	if err := r.client.Get(ctx, client.ObjectKeyFromObject(wanted), found); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if found.Spec.StoreRef.Name != store.Name {
+		r.note(store, corev1.EventTypeWarning, "RebalanceNameTaken",
+			"rebalance %s of the oracle runs without an object: the name belongs to a rebalance of store %s; delete that one", wanted.Name, found.Spec.StoreRef.Name)
+	}
 	return nil
 }
 
@@ -177,7 +190,8 @@ func (r *Reconciler) trim(ctx context.Context, g *gathered) phase.Result {
 	})
 	surplus := ended[:len(ended)-r.History]
 	for _, old := range surplus {
-		if err := r.client.Delete(ctx, old, client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(err) != nil {
+		err := r.client.Delete(ctx, old, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if err != nil && !apierrors.IsNotFound(err) {
 			return phase.Fail(err, "deleting the old rebalance %s", old.Name)
 		}
 	}

@@ -70,7 +70,7 @@ func bytes(q *resource.Quantity) uint64 {
 	if q == nil || q.Sign() <= 0 {
 		return 0
 	}
-	return uint64(max(q.Value(), 1)) //nolint:gosec // positive
+	return uint64(max(q.Value(), 1))
 }
 
 // samePolicy says whether the oracle runs by the wanted policy. Fields that are

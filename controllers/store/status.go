@@ -56,8 +56,8 @@ func observe(g *gathered, now time.Time) v1alpha1.StoreStatus {
 		status.LastRebalanceTime = new(metav1.NewMicroTime(time.UnixMilli(g.newest)))
 	}
 	if answer := g.status; answer != nil {
-		status.Epoch = int64(min(answer.GetEpoch(), math.MaxInt64))         //nolint:gosec // bounded
-		status.Overrides = int32(min(answer.GetOverrides(), math.MaxInt32)) //nolint:gosec // bounded
+		status.Epoch = int64(min(answer.GetEpoch(), math.MaxInt64))
+		status.Overrides = int32(min(answer.GetOverrides(), math.MaxInt32))
 		status.MPOShare = v1alpha1.FormatPercent(answer.GetMpoShare())
 		status.Imbalance = v1alpha1.FormatPercent(answer.GetImbalance())
 		status.ActiveRebalance = answer.GetActiveRebalance()

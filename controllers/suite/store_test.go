@@ -40,7 +40,7 @@ func makeStore(t *testing.T, namespace string, with ...func(*v1alpha1.Store)) (*
 	if err := kube.Create(t.Context(), store); err != nil {
 		t.Fatalf("creating the store: %v", err)
 	}
-	o := startOracle(t, namespace, store.Name, uint32(store.Spec.Shards)) //nolint:gosec // small
+	o := startOracle(t, namespace, store.Name, uint32(store.Spec.Shards))
 	eventually(t, "the parts of the store", func(ctx context.Context) error {
 		_, err := get(ctx, namespace, store.Name+"-edge", &appsv1.Deployment{})
 		return err

@@ -25,7 +25,9 @@ given a number in the last --range. Ends with status 1 if a query is bad.
 
 `
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) //nolint:forbidigo // this is main
+}
 
 // run gives the exit status: 0 all good, 1 a bad query, 2 called wrongly.
 func run(arguments []string, stdout, stderr io.Writer) int {
