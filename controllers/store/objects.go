@@ -134,8 +134,8 @@ func (m member) statefulSet(store *v1alpha1.Store) *appsv1.StatefulSet {
 			// A replica that came back has joined its group before the next one
 			// is replaced.
 			MinReadySeconds: 5,
-			UpdateStrategy:      appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType},
-			Selector:            &metav1.LabelSelector{MatchLabels: m.selector},
+			UpdateStrategy:  appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType},
+			Selector:        &metav1.LabelSelector{MatchLabels: m.selector},
 			PersistentVolumeClaimRetentionPolicy: &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
 				WhenDeleted: retention, WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType,
 			},
