@@ -90,7 +90,7 @@ func (w *world) swap(s *Server) {
 	w.edge = s
 }
 
-const timeout = 20 * time.Second
+const timeout = time.Minute
 
 func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)

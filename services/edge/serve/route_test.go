@@ -240,7 +240,7 @@ func TestUpdatesUnderLoadAreInvisible(t *testing.T) {
 	w := newWorld(t, threeShards(t)...)
 	ctx, stop := context.WithCancel(within(t))
 	defer stop()
-	const clients = 4
+	const clients, placements = 4, 20
 	results := make(chan error, clients)
 	calls := make(chan int, clients)
 	for client := range clients {
@@ -257,7 +257,7 @@ func TestUpdatesUnderLoadAreInvisible(t *testing.T) {
 		}()
 	}
 	random := rand.New(rand.NewPCG(11, 1))
-	for range 40 {
+	for range placements {
 		w.update(func(e *ir.Edge) {
 			e.Overrides = slices.Clone(e.Overrides)
 			for range 10 {
@@ -277,7 +277,7 @@ func TestUpdatesUnderLoadAreInvisible(t *testing.T) {
 		}
 		total += <-calls
 	}
-	t.Logf("%d calls over 40 placements", total)
+	t.Logf("%d calls over %d placements", total, placements)
 	for user := range 500 {
 		key := fmt.Sprintf("user/%d", user)
 		if got, err := w.thin(within(t), key); err != nil || got != home(&w.ir, key) {
@@ -291,7 +291,7 @@ func TestLargestOverrideTable(t *testing.T) {
 	w := newWorld(t, threeShards(t)...)
 	start := time.Now()
 	w.update(func(e *ir.Edge) {
-		for i := range ir.DefaultMaxOverrides {
+		for i := range largestTable {
 			e.Overrides = append(e.Overrides, ir.Override{
 				Vertex: keyspace.Vertex(fmt.Sprintf("user/%d", i)), Shard: keyspace.ShardID(1 + i%3),
 			})
@@ -303,9 +303,9 @@ func TestLargestOverrideTable(t *testing.T) {
 	start = time.Now()
 	w.update(func(e *ir.Edge) { e.Overrides[0].Shard = 3 })
 	w.await(3)
-	t.Logf("%d overrides: published in %v, acknowledged in %v; one more change in %v", ir.DefaultMaxOverrides, published, all, time.Since(start))
+	t.Logf("%d overrides: published in %v, acknowledged in %v; one more change in %v", largestTable, published, all, time.Since(start))
 	for i := range 50 {
-		key := fmt.Sprintf("user/%d", i*997)
+		key := fmt.Sprintf("user/%d", i*largestTable/50)
 		if got, err := w.thin(within(t), key); err != nil || got != home(&w.ir, key) {
 			t.Errorf("%s went to %q (error %v), want %s", key, got, err, home(&w.ir, key))
 		}

@@ -5,6 +5,7 @@ package translate
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -158,19 +159,18 @@ func (b *routeBuilder) slotMatcher(edge *ir.Edge, rest *onMatch) (*xdsmatcherv3.
 }
 
 func (b *routeBuilder) page(edge *ir.Edge, first int) (*onMatch, error) {
-	home := edge.Slots[first]
-	alike := true
+	slots := edge.Slots[first : first+pageSlots]
+	home := slots[0]
+	if !slices.ContainsFunc(slots, func(shard keyspace.ShardID) bool { return shard != home }) {
+		return b.to(home)
+	}
 	entries := make(map[string]*onMatch, pageSlots)
-	for slot := first; slot < first+pageSlots; slot++ {
-		action, err := b.to(edge.Slots[slot])
+	for i, shard := range slots {
+		action, err := b.to(shard)
 		if err != nil {
 			return nil, err
 		}
-		entries[strconv.Itoa(slot)] = action
-		alike = alike && edge.Slots[slot] == home
-	}
-	if alike {
-		return b.to(home)
+		entries[strconv.Itoa(first+i)] = action
 	}
 	m, err := exact(headerSlot, entries, nil)
 	if err != nil {
