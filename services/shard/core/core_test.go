@@ -120,7 +120,8 @@ func TestComparesAndOwnWrites(t *testing.T) {
 		Compares: []*kvv1.Compare{{Key: 0, Kind: kvv1.CompareKind_COMPARE_KIND_ABSENT}},
 		ThenOps: []*kvv1.Op{
 			opPut(0, "1"), opPut(1, "2"), opOf(remove, 0), opOf(get, 0),
-			{Kind: kvv1.OpKind_OP_KIND_SCAN_VERTEX, Key: 0, FromFirst: true}, {Kind: increment, Key: 1, Delta: -5},
+			{Kind: kvv1.OpKind_OP_KIND_SCAN_VERTEX, Key: 0, FromFirst: true},
+			{Kind: increment, Key: 1, Delta: -5},
 		},
 	})
 	ops := r.Result.Ops
