@@ -70,7 +70,7 @@ func newOracle() *cobra.Command {
 	flags.Float64Var(&policy.WindowSeconds, "window", 30, "seconds to watch before a plan is made")
 	flags.Float64Var(&policy.CooldownSeconds, "cooldown", 60, "seconds between two rebalances of the trigger")
 	flags.Uint64Var(&policy.MinimumCommands, "minimum-commands", 1000, "commands to see before a plan is made")
-	flags.Float64Var(&policy.ImbalanceTolerance, "imbalance", 0.05, "tolerated imbalance of load: 0.05 is 5 %")
+	flags.Float64Var(&policy.ImbalanceTolerance, "imbalance", 0.1, "tolerated imbalance of load: 0.1 is 10 %")
 	flags.StringVar(&policy.Preconfiguration, "preconfiguration", "", "KaHIP's: fast, eco, strong, fastsocial, ecosocial or strongsocial")
 	return command
 }

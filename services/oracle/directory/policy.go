@@ -34,7 +34,7 @@ func WithDefaults(p *oraclev1.Policy) *oraclev1.Policy {
 	setDefault(&p.MinimumGain, 0.01)
 	setDefault(&p.CooldownSeconds, 60)
 	setDefault(&p.WindowSeconds, 30)
-	setDefault(&p.ImbalanceTolerance, 0.05)
+	setDefault(&p.ImbalanceTolerance, 0.1)
 	setDefault(&p.Preconfiguration, "fastsocial")
 	setDefault(&p.MaxMoves, 100_000)
 	setDefault(&p.MaxBytes, 64<<30)
