@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	oraclev1 "github.com/kolocate/kolocate/api/proto/oracle/v1"
 	"github.com/kolocate/kolocate/api/v1alpha1"
@@ -74,6 +75,38 @@ func gauge(t *testing.T, namespace, store string) float64 {
 		}
 	}
 	return -1
+}
+
+// TestTheDashboardsMetricsExist holds that the metrics of controller-runtime
+// which the dashboards show have the names and labels that they go by.
+func TestTheDashboardsMetricsExist(t *testing.T) {
+	t.Parallel()
+	ns := namespace(t)
+	makeStore(t, ns)
+	eventually(t, "the metrics", func(context.Context) error {
+		families, err := metrics.Registry.Gather()
+		if err != nil {
+			return err
+		}
+		found := map[string]bool{}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				for _, label := range metric.GetLabel() {
+					found[family.GetName()+" "+label.GetName()+"="+label.GetValue()] = true
+				}
+			}
+		}
+		for _, want := range []string{
+			"controller_runtime_reconcile_total controller=store", "controller_runtime_reconcile_total result=success",
+			"controller_runtime_reconcile_time_seconds controller=store", "controller_runtime_reconcile_errors_total controller=store",
+			"workqueue_depth controller=store", "workqueue_depth controller=rebalance",
+		} {
+			if !found[want] {
+				return fmt.Errorf("no %s", want)
+			}
+		}
+		return nil
+	})
 }
 
 func TestPolicyReachesTheOracle(t *testing.T) {
