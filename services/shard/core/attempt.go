@@ -142,8 +142,8 @@ func checkClaims(p *shardv1.Propose, coordinator keyspace.ShardID) string {
 	left := len(claimed)
 	shards := map[uint32]struct{}{}
 	for _, claim := range p.GetClaims() {
-		if _, dup := shards[claim.Shard]; dup || claim.Shard == 0 {
-			return "a shard has two claims, or none of its own"
+		if _, dup := shards[claim.Shard]; dup || !isShard(claim.Shard) {
+			return "a shard has two claims, or there can be no such shard"
 		}
 		shards[claim.Shard] = struct{}{}
 		for _, key := range claim.Keys {
@@ -162,6 +162,9 @@ func checkClaims(p *shardv1.Propose, coordinator keyspace.ShardID) string {
 	}
 	return ""
 }
+
+// isShard says that there can be a shard of this id.
+func isShard(id uint32) bool { return id > 0 && id <= keyspace.MaxShards }
 
 // finished remembers which attempts have ended here, so that messages that come
 // late are told from new ones. Below a coordinator's mark all have.

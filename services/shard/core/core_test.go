@@ -326,6 +326,14 @@ func FuzzApply(f *testing.F) {
 		if err := s.c.CheckInvariants(); err != nil {
 			t.Fatal(err)
 		}
+		var buffer bytes.Buffer
+		if _, err := s.c.Snapshot().WriteTo(&buffer); err != nil {
+			t.Fatal(err)
+		}
+		restored, err := Restore(Config{Store: "test", Shard: 1}, &buffer)
+		if err != nil || restored.StateHash() != s.c.StateHash() {
+			t.Fatalf("the snapshot can't be restored: %v", err)
+		}
 	})
 }
 

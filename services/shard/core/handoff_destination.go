@@ -196,6 +196,7 @@ func (c *Core) handoffCommit(f *shardv1.HandoffFinal) {
 	c.relist()
 	c.handoffEvent(f.Id, HandoffCommitted, in.handoff, "")
 	c.send(keyspace.ShardID(in.handoff.From), committedMessage(f.Id))
+	in.handoff, in.area = slimHandoff(in.handoff), nil
 }
 
 // handoffTombstone is the destination's promise never to commit a handoff.
@@ -213,6 +214,7 @@ func (c *Core) handoffTombstone(id uint64, from keyspace.ShardID) {
 		c.sweepLater(in.area)
 		c.relist()
 		c.handoffEvent(id, HandoffTombstoned, in.handoff, "")
+		in.handoff, in.area = slimHandoff(in.handoff), nil
 	}
 	if in.handoff != nil {
 		from = keyspace.ShardID(in.handoff.From)

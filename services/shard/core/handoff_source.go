@@ -56,6 +56,7 @@ func (c *Core) handoffBegin(h *shardv1.Handoff) {
 		o.phase = outgoingRevoked
 		c.outgoing[id] = o
 		c.handoffEvent(id, HandoffRefused, h, o.reason)
+		o.slim()
 		return
 	}
 	c.outgoing[id] = o
@@ -177,7 +178,17 @@ func (c *Core) handoffDone(id uint64) error {
 	c.sweepLater(o.area)
 	c.relist()
 	c.handoffEvent(id, HandoffDone, o.handoff, "")
+	o.slim()
 	return nil
+}
+
+// slim drops what a handoff that has ended needs no more.
+func (o *outgoing) slim() {
+	o.handoff, o.area = slimHandoff(o.handoff), nil
+}
+
+func slimHandoff(h *shardv1.Handoff) *shardv1.Handoff {
+	return &shardv1.Handoff{Id: h.Id, From: h.From, To: h.To}
 }
 
 // handoffRevoke logs, at the source, that an aborted handoff is over. The leader
@@ -191,6 +202,7 @@ func (c *Core) handoffRevoke(id uint64) {
 	o.phase = outgoingRevoked
 	c.relist()
 	c.handoffEvent(id, HandoffRevoked, o.handoff, "")
+	o.slim()
 }
 
 // sweep is a background deletion of keys that are not owned.

@@ -191,7 +191,7 @@ func (l *Leader) Tick(now time.Time) {
 		l.drive(l.moves[id])
 	}
 	l.pokeSources()
-	if len(l.c.sweeps) > 0 && now.Sub(l.lastTidy) >= l.cfg.RetryInterval/4 {
+	if len(l.c.sweeps) > 0 && now.Sub(l.lastTidy) >= l.cfg.RetryInterval/10 {
 		l.lastTidy = now
 		l.proposeEntry(&shardv1.Entry{Body: &shardv1.Entry_Housekeeping{Housekeeping: &shardv1.Housekeeping{}}})
 	}

@@ -51,7 +51,7 @@ type sentChunk struct {
 
 func newHandoffCopy(c *Core, o *outgoing, cfg LeaderConfig, now time.Time) *handoffCopy {
 	h := &handoffCopy{
-		c: c, o: o, cfg: cfg, tracker: newTracker(o.area), base: c.keys.copy(), targets: o.area.targets(),
+		c: c, o: o, cfg: cfg, tracker: newTracker(o.area, &c.records), base: c.keys.copy(), targets: o.area.targets(),
 		queue: c.records.copy().queue, since: c.now, refilled: now, tokens: float64(cfg.ChunkBytes),
 	}
 	h.marks = c.records.marksSince(0)
@@ -210,10 +210,6 @@ func (h *handoffCopy) takeRound() {
 	h.roundKeys = slices.Sorted(maps.Keys(h.tracker.keys))
 	h.roundRecords = h.tracker.records
 	h.tracker.reset()
-}
-
-func (t *tracker) reset() {
-	t.keys, t.bytes, t.records = map[string]struct{}{}, 0, nil
 }
 
 // exhausted says that nothing is left to send in chunks.

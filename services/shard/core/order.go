@@ -91,7 +91,7 @@ func (c *Core) emitAttempt(a *attempt) {
 // participate begins an attempt that another shard coordinates, and votes.
 func (c *Core) participate(p *shardv1.Propose) {
 	key := attemptKeyOf(p.Attempt)
-	if key.coordinator == c.cfg.Shard || key.coordinator == keyspace.NoShard {
+	if key.coordinator == c.cfg.Shard || !isShard(uint32(key.coordinator)) {
 		return
 	}
 	c.raiseFinished(key.coordinator, p.FinishedBelow)
@@ -195,7 +195,7 @@ func (c *Core) decide(e *shardv1.Decide) {
 	a := c.pending[key]
 	if a == nil {
 		// A retry that overtook its Begin: the late Begin must find the tombstone.
-		if !d.GetOk() && key.coordinator != c.cfg.Shard && key.coordinator != keyspace.NoShard {
+		if !d.GetOk() && key.coordinator != c.cfg.Shard && isShard(uint32(key.coordinator)) {
 			c.finished.add(key)
 		}
 		return

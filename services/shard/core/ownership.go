@@ -108,7 +108,11 @@ func (o *ownership) take(a *area, exceptions []*kvv1.Hint, handoff uint64) {
 	for _, e := range exceptions {
 		v := keyspace.Vertex(e.GetVertex())
 		// A vertex that came here on its own while its slot was away is owned.
-		if _, here := o.in[v]; !here && a.slots.Has(keyspace.SlotOf(v)) {
+		if _, here := o.in[v]; here || !a.slots.Has(keyspace.SlotOf(v)) {
+			continue
+		}
+		o.out[v] = forward{handoff: handoff}
+		if isShard(e.GetShard()) {
 			o.out[v] = forward{to: keyspace.ShardID(e.GetShard()), handoff: handoff}
 		}
 	}

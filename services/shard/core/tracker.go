@@ -8,28 +8,48 @@ import "github.com/kolocate/kolocate/services/keyspace"
 // tracker notes, for the leader's copy of a handoff, what changes meanwhile. It
 // is volatile: a new leader starts the copy again.
 type tracker struct {
-	area    *area
-	keys    map[string]struct{}
-	bytes   int
+	area *area
+	keys map[string]struct{}
+	// records may hold some that have been dropped since; every so often they go.
 	records []*record
+	table   *records
+	tidyAt  int
 }
 
-func newTracker(a *area) *tracker { return &tracker{area: a, keys: map[string]struct{}{}} }
+// recordsBeforeTidying is the least number of records after which a tracker
+// looks for dropped ones.
+const recordsBeforeTidying = 4096
+
+func newTracker(a *area, table *records) *tracker {
+	return &tracker{area: a, keys: map[string]struct{}{}, table: table, tidyAt: recordsBeforeTidying}
+}
+
+func (t *tracker) reset() {
+	t.keys, t.records, t.tidyAt = map[string]struct{}{}, nil, recordsBeforeTidying
+}
 
 func (t *tracker) written(key string) {
 	if !t.area.has(keyspace.VertexOf(key)) {
 		return
 	}
-	if _, known := t.keys[key]; !known {
-		t.keys[key] = struct{}{}
-		t.bytes += len(key)
-	}
+	t.keys[key] = struct{}{}
 }
 
 func (t *tracker) recorded(rec *record) {
-	if t.area.hasAny(rec.vertices) {
-		t.records = append(t.records, rec)
+	if !t.area.hasAny(rec.vertices) {
+		return
 	}
+	t.records = append(t.records, rec)
+	if len(t.records) < t.tidyAt {
+		return
+	}
+	kept := t.records[:0:0]
+	for _, old := range t.records {
+		if t.table.get(old.id) != nil {
+			kept = append(kept, old)
+		}
+	}
+	t.records, t.tidyAt = kept, max(recordsBeforeTidying, 2*len(kept))
 }
 
 func (c *Core) track(t *tracker) { c.trackers = append(c.trackers, t) }
