@@ -30,7 +30,7 @@ type clock struct {
 }
 
 func newClock(c *Client, seed1, seed2 uint64) *clock {
-	return &clock{client: c, wake: make(chan struct{}, 1), random: rand.New(rand.NewPCG(seed1, seed2))} //nolint:gosec // jitter needs no secrecy
+	return &clock{client: c, wake: make(chan struct{}, 1), random: rand.New(rand.NewPCG(seed1, seed2))}
 }
 
 // pause returns the pause before the nth retry, n from 0: it doubles from

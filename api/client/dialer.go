@@ -120,7 +120,7 @@ func (l *links) all() []*link {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []*link
-	for _, k := range l.byID {
+	for _, k := range &l.byID {
 		if k != nil {
 			all = append(all, k)
 		}

@@ -11,9 +11,11 @@ import (
 
 // Kind says what sort of failure an Error is. The list is closed. A Kind is an
 // error itself, so that errors.Is(err, client.DeadlineExceeded) asks for it.
-type Kind uint8
+type Kind uint8 //nolint:errname // a kind is asked for as errors.Is(err, client.Refused)
 
 // The kinds of errors.
+//
+//nolint:errname // they are asked for as errors.Is(err, client.Refused)
 const (
 	// Invalid: the command breaks a rule and was not sent (a key or value over
 	// its limit, an undeclared key).
@@ -84,7 +86,7 @@ func (e *Error) Unwrap() error { return e.Cause }
 
 // Is says whether target is the kind of this error.
 func (e *Error) Is(target error) bool {
-	kind, ok := target.(Kind) //nolint:errorlint // Is compares with the target itself
+	kind, ok := target.(Kind)
 	return ok && kind == e.Kind
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"time"
 
 	"github.com/kolocate/kolocate/api/client"
@@ -19,17 +18,17 @@ func ExampleDial() {
 	defer cancel()
 	c, err := client.Dial(ctx, client.Config{Target: "localhost:8080"})
 	if err != nil {
-		log.Print(err)
+		fmt.Println(err)
 		return
 	}
-	defer c.Close() //nolint:errcheck // the program ends here
+	defer c.Close()
 	if _, err := c.Put(ctx, []byte("{user/17}/name"), []byte("Ada")); err != nil {
-		log.Print(err)
+		fmt.Println(err)
 		return
 	}
 	name, err := c.Get(ctx, []byte("{user/17}/name"))
 	if err != nil {
-		log.Print(err)
+		fmt.Println(err)
 		return
 	}
 	fmt.Printf("%s\n", name.Data)

@@ -186,7 +186,7 @@ func (l *link) fill(now time.Time) bool {
 		l.lastTag++
 		r := f.requests[n]
 		r.Tag, r.Command = l.lastTag, k.command
-		r.TimeoutMillis = uint32(max(1, min(k.deadline.Sub(now), maxShardTime)/time.Millisecond)) //nolint:gosec // between 1 and 5,000
+		r.TimeoutMillis = uint32(max(1, min(k.deadline.Sub(now), maxShardTime)/time.Millisecond))
 		k.inFlight.Store(true)
 		l.inFlight[l.lastTag] = k
 		n++

@@ -129,5 +129,5 @@ func (f cursor) page(op *kvv1.Op, limit int) *kvv1.Op {
 	if f.passed && limit == 1 {
 		limit = 2 // the key read already, and one more
 	}
-	return &kvv1.Op{Kind: op.GetKind(), End: op.GetEnd(), Limit: uint32(limit), FromFirst: f.fromFirst} //nolint:gosec // checked by pages
+	return &kvv1.Op{Kind: op.GetKind(), End: op.GetEnd(), Limit: uint32(limit), FromFirst: f.fromFirst}
 }

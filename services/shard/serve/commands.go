@@ -68,7 +68,7 @@ func scanCommand(m *kvv1.ScanRequest) (*kvv1.Command, error) {
 func txnCommand(m *kvv1.TxnRequest) (*kvv1.Command, error) {
 	index := make(map[string]uint32, len(m.GetKeys()))
 	for i, key := range m.GetKeys() {
-		index[string(key)] = uint32(i) //nolint:gosec // commands of more than MaxCommandKeys are refused
+		index[string(key)] = uint32(i)
 	}
 	cmd := &kvv1.Command{Id: m.GetId(), Keys: m.GetKeys()}
 	for _, c := range m.GetCompares() {

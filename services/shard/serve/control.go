@@ -75,7 +75,7 @@ func (s *service) progress(ctx context.Context, id uint64) (p *shardv1.MoveProgr
 func (s *service) onLeader(ctx context.Context, fn func(*engine) error) error {
 	var failure error
 	leads, ready := false, false
-	err := s.engine.host.Run(func() {
+	err := s.engine.host.Run(func() { //nolint:contextcheck // the function neither waits nor outlives the call
 		e := s.engine
 		leads, ready = e.leader != nil, e.core.HasGenesis()
 		if leads && ready {
@@ -120,12 +120,20 @@ func (s *service) AbortMove(ctx context.Context, m *shardv1.AbortMoveRequest) (*
 // Status describes this replica.
 func (s *service) Status(context.Context, *shardv1.StatusRequest) (*shardv1.StatusResponse, error) {
 	e := s.engine
+	var moves []*shardv1.MoveProgress
+	if err := e.host.Run(func() { //nolint:contextcheck // the function does not wait
+		if e.leader != nil {
+			moves = e.leader.Moves()
+		}
+	}); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
 	r, raft := e.known.Load(), e.host.Status()
 	return &shardv1.StatusResponse{
-		Store: e.config.Store, Shard: uint32(e.config.Shard), Replica: uint32(e.config.Replica),
-		Leader: r.leading, LeaderReplica: uint32(raft.LeaderID), Term: raft.Term, Applied: raft.Applied,
+		Store: e.config.Store, Shard: uint32(e.config.Shard), Replica: uint32(e.config.Replica), //nolint:gosec // at most 5 replicas
+		Leader: r.leading, LeaderReplica: uint32(raft.LeaderID), Term: raft.Term, Applied: raft.Applied, //nolint:gosec // at most 5 replicas
 		Keys: r.stats.Keys, Bytes: r.stats.Bytes, Clock: r.stats.Clock, Epoch: uint64(e.follower.Epoch()),
-		Slots: uint32(r.stats.Slots), VerticesIn: uint64(r.stats.VerticesIn), VerticesOut: uint64(r.stats.VerticesOut),
-		Pending: uint64(r.stats.Pending), Held: uint64(r.stats.Held), Handoffs: r.moves, Version: e.config.Version,
+		Slots: uint32(r.stats.Slots), VerticesIn: uint64(r.stats.VerticesIn), VerticesOut: uint64(r.stats.VerticesOut), //nolint:gosec // lengths
+		Pending: uint64(r.stats.Pending), Held: uint64(r.stats.Held), Handoffs: moves, Version: e.config.Version, //nolint:gosec // lengths
 	}, nil
 }

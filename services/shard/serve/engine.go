@@ -64,6 +64,7 @@ type engine struct {
 	guesses    guesses
 	dirty      []sink
 	at         map[keyspace.Vertex]keyspace.ShardID // scratch of classify
+	old        map[uint64]endedHandoff              // ended handoffs that are remembered
 	ended      []uint64                             // handoffs of this source that ended and are not counted yet
 	lastSweep  time.Time
 	lastKeep   time.Time

@@ -108,7 +108,7 @@ func (e *engine) drive(ctx context.Context) {
 		case <-ticker.C:
 		}
 		e.intake.take(&in)
-		err := e.host.Run(func() {
+		err := e.host.Run(func() { //nolint:contextcheck // the function does not wait
 			now := time.Now()
 			e.takeIn(&in, now)
 			if now.Sub(lastTick) >= tickInterval {

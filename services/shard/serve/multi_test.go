@@ -4,6 +4,7 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -32,7 +33,7 @@ func (l *ledger) account(i int) []byte { return key("{account/%d}", i%l.accounts
 func (l *ledger) run(ctx context.Context, t testing.TB, worker int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		a, b := l.account(worker*7+i*3), l.account(worker*5+i*11+1)
-		if string(a) == string(b) {
+		if bytes.Equal(a, b) {
 			continue
 		}
 		switch i % 4 {

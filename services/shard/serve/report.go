@@ -20,7 +20,6 @@ const housekeepInterval = time.Second
 type report struct {
 	leading, genesis bool
 	stats            core.Stats
-	moves            []*shardv1.MoveProgress
 	requests, parked int
 	paused           int
 }
@@ -30,9 +29,6 @@ func (e *engine) report() {
 	r := &report{
 		leading: e.leader != nil, genesis: e.core.HasGenesis(), stats: e.core.Stats(),
 		requests: len(e.requests), parked: len(e.parked), paused: len(e.paused),
-	}
-	if e.leader != nil {
-		r.moves = e.leader.Moves()
 	}
 	e.known.Store(r)
 }
@@ -83,9 +79,38 @@ func (e *engine) proposeGenesis(g *oraclev1.Genesis) {
 	}
 }
 
-// housekeep advances log time, so that old records go.
-func (e *engine) housekeep() {
-	e.leader.Housekeep(keyspace.Epoch(e.heardEpoch.Load()), nil)
+// handoffMemory is how long an ended handoff is kept for an oracle that asks for
+// it again after a failure.
+const handoffMemory = time.Hour
+
+// endedHandoff is when, and at which epoch, a handoff was first seen to have ended.
+type endedHandoff struct {
+	at    time.Time
+	epoch uint64
+}
+
+// housekeep advances log time, so that old records go, and forgets handoffs that
+// ended long ago, when every replica knows a newer placement since.
+func (e *engine) housekeep(now time.Time) {
+	epoch := e.heardEpoch.Load()
+	var forget []uint64
+	seen := make(map[uint64]endedHandoff, len(e.old))
+	for _, p := range e.leader.Moves() {
+		if !ended(p) {
+			continue
+		}
+		first, known := e.old[p.GetId()]
+		if !known {
+			first = endedHandoff{at: now, epoch: epoch}
+		}
+		if now.Sub(first.at) >= handoffMemory && epoch > first.epoch {
+			forget = append(forget, p.GetId())
+			continue
+		}
+		seen[p.GetId()] = first
+	}
+	e.old = seen
+	e.leader.Housekeep(keyspace.Epoch(epoch), forget)
 }
 
 // observeHandoff counts what a handoff does at this shard.

@@ -52,9 +52,8 @@ func kindOf(cmd *kvv1.Command) kind {
 type place uint8
 
 const (
-	placeNone place = iota
 	// placeLog: proposed, or handed to the Leader; a reply of the core ends it.
-	placeLog
+	placeLog place = iota + 1
 	// placePeer: passed on to another shard.
 	placePeer
 	// placePause: waits for its next try. placeParked: for a handoff to commit.

@@ -73,7 +73,7 @@ func Run(ctx context.Context, config Config) error {
 		err = fmt.Errorf("replica %d of %v: %w", s.config.Replica, s.config.Shard, s.host.Err())
 	case err = <-s.fatal:
 	}
-	s.stop()
+	s.stop() //nolint:contextcheck // ctx has ended: stopping has its own bound
 	return err
 }
 
@@ -95,7 +95,7 @@ func start(ctx context.Context, config Config) (*server, error) {
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, listener.Close(), metricsListener.Close())
 	}
-	s.serve(listener, metricsListener)
+	s.serve(listener, metricsListener) //nolint:contextcheck // the tasks live until stop, not as long as ctx
 	config.Logger.Info("shard serves", "address", listener.Addr().String(), "metrics", metricsListener.Addr().String())
 	return s, nil
 }
@@ -260,6 +260,14 @@ func (s *server) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.config.Limits.StopTimeout)
 	defer cancel()
 	s.health.Shutdown()
+	if len(s.config.Peers) > 1 {
+		// Commands that still come are passed on to the next leader.
+		bound, cancelBound := context.WithTimeout(ctx, s.config.Limits.StopTimeout/3)
+		if err := s.host.TransferLeadership(bound); err != nil && !errors.Is(err, replica.ErrNotLeader) {
+			s.config.Logger.Warn("stopping without having moved leadership away", "reason", err)
+		}
+		cancelBound()
+	}
 	s.engine.draining.Store(true)
 	s.drain(ctx)
 	if err := s.host.Stop(ctx); err != nil {

@@ -181,7 +181,7 @@ func (e *engine) tick(now time.Time) {
 		e.leader.Tick(now)
 		if now.Sub(e.lastKeep) >= housekeepInterval {
 			e.lastKeep = now
-			e.housekeep()
+			e.housekeep(now)
 		}
 	}
 }

@@ -101,7 +101,7 @@ func (e *engine) reportTraces(ctx context.Context) {
 		var full *trace.Sketch
 		var window time.Duration
 		var rate float64
-		err := e.host.Run(func() {
+		err := e.host.Run(func() { //nolint:contextcheck // the function does not wait
 			now := time.Now()
 			full, window, rate = e.tracer.swap(now)
 			if e.tracer.adjust(now) && e.leader != nil {
