@@ -47,9 +47,13 @@ func (l *Leader) newMove(o *outgoing) *move {
 	return m
 }
 
-// adopt ties a move to the handoff in the log and starts its copy.
+// adopt ties a move to the handoff in the log and, unless the log refused it,
+// starts its copy.
 func (l *Leader) adopt(m *move, o *outgoing) {
 	m.o = o
+	if !o.active() {
+		return
+	}
 	rate := uint64(0)
 	if m.copy != nil {
 		rate = m.copy.rate

@@ -6,6 +6,7 @@ package core
 import (
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"testing"
 
@@ -51,7 +52,7 @@ func runWorld(seed uint64) (err error) {
 	w := newWorld(seed)
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v", r)
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 		}
 	}()
 	for steps := 0; w.err == nil && (w.todo > 0 || w.moves > 0) && steps < 20000; steps++ {
