@@ -83,7 +83,13 @@ func (m *mover) gather() (w workload) {
 					rate: max(1, policy.GetRateBytesPerSecond()/uint64(limit)), //nolint:gosec // at least 1, by CheckPolicy
 				})
 			case oraclev1.StepPhase_STEP_PHASE_WAITING:
-				w.startable = append(w.startable, uint32(i))
+				// A slot takes along every vertex of it that has no override, so the
+				// steps before it, which place vertices elsewhere, must have ended.
+				if len(state.GetMoves()[i].GetSlots()) > 0 && len(w.startable)+len(w.moving)+w.waiting > 0 {
+					w.waiting++
+				} else {
+					w.startable = append(w.startable, uint32(i))
+				}
 			case oraclev1.StepPhase_STEP_PHASE_DONE:
 				w.done++
 			default:
@@ -93,7 +99,7 @@ func (m *mover) gather() (w workload) {
 		}
 		room := max(0, limit-len(w.moving))
 		if len(w.startable) > room {
-			w.waiting = len(w.startable) - room
+			w.waiting += len(w.startable) - room
 			w.startable = w.startable[:room]
 		}
 	})
