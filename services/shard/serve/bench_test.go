@@ -92,3 +92,19 @@ func BenchmarkMultiShardWrites(b *testing.B) {
 		}
 	})
 }
+
+// A post of the social network: 44 keys written together, over four shards.
+func BenchmarkPosts(b *testing.B) {
+	oracle := newStandIn(b, 4)
+	startShards(b, oracle, 4, 1, nil)
+	c := dialSDK(b, oracle, nil)
+	value := make([]byte, 120)
+	keepInFlight(b, c, 32, func(i int) *kvv1.Command {
+		cmd := &kvv1.Command{}
+		for k := range 44 {
+			cmd.Keys = append(cmd.Keys, key("{u%d}t/%d", (i*7919+k*104729)%4000, i%10))
+			cmd.ThenOps = append(cmd.ThenOps, &kvv1.Op{Key: uint32(k), Kind: kvv1.OpKind_OP_KIND_PUT, Value: value})
+		}
+		return cmd
+	})
+}
