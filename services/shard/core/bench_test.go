@@ -89,9 +89,10 @@ func BenchmarkApplyPut(b *testing.B) {
 	benchApply(b, func(key []byte, i int) *kvv1.Command { return putCommand(key, i, 0) })
 }
 
-// BenchmarkApplyPutOnce is BenchmarkApplyPut with the records of exactly-once.
+// BenchmarkApplyPutOnce is BenchmarkApplyPut with the records of exactly-once,
+// by 50 clients in turn, each of which has 64 commands under way.
 func BenchmarkApplyPutOnce(b *testing.B) {
-	benchApply(b, func(key []byte, i int) *kvv1.Command { return putCommand(key, i, 7) })
+	benchApply(b, func(key []byte, i int) *kvv1.Command { return putCommand(key, i/50, uint64(1+i%50)) })
 }
 
 func BenchmarkApplyGet(b *testing.B) {
