@@ -8,7 +8,8 @@
 #   eval "$(hack/env.sh cgo envoy)"     and KOLOCATE_ENVOY, the real Envoy
 #
 # Parts: cgo; envoy; partitioner (builds bin/kolocate-partitioner and sets
-# KOLOCATE_PARTITIONER); envtest (builds etcd and kube-apiserver the first time
+# KOLOCATE_PARTITIONER); program (builds bin/kolocate and sets
+# KOLOCATE_PROGRAM); envtest (builds etcd and kube-apiserver the first time
 # and sets KUBEBUILDER_ASSETS); all.
 set -euo pipefail
 
@@ -21,7 +22,7 @@ print_export() {
 }
 
 if [[ $# -eq 0 || ${1:-} == all ]]; then
-  set -- cgo envoy partitioner envtest
+  set -- cgo envoy partitioner program envtest
 fi
 for part in "$@"; do
   case $part in
@@ -40,13 +41,17 @@ for part in "$@"; do
     "$here/build.sh" kolocate-partitioner
     print_export KOLOCATE_PARTITIONER "$(cd "$here/.." && pwd)/bin/kolocate-partitioner"
     ;;
+  program)
+    "$here/build.sh" kolocate
+    print_export KOLOCATE_PROGRAM "$(cd "$here/.." && pwd)/bin/kolocate"
+    ;;
   envtest)
     [[ -x $here/kube/envtest.sh ]] || die "hack/kube/envtest.sh is missing: the controller tests need etcd and kube-apiserver"
     assets=$("$here/kube/envtest.sh")
     print_export KUBEBUILDER_ASSETS "$assets"
     ;;
   *)
-    die "unknown part \"$part\": expected cgo, envoy, partitioner, envtest or all"
+    die "unknown part \"$part\": expected cgo, envoy, partitioner, program, envtest or all"
     ;;
   esac
 done

@@ -32,6 +32,9 @@ fi
 if grep -qE '/services/(oracle|partitioner|bench|cmd)(/|$)' <<<"$listed"; then
   needs+=(partitioner)
 fi
+if grep -qE '/services/cmd/kolocate(/|$)' <<<"$listed"; then
+  needs+=(program)
+fi
 exports=$("$here/env.sh" "${needs[@]}")
 eval "$exports"
 

@@ -7,8 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,19 +24,12 @@ import (
 
 const patience = 90 * time.Second
 
-// programs returns the real programs: kolocate built from this tree, the others
-// as the Makefile names them.
+// programs returns the real programs, as make test names them.
 func programs(t *testing.T) (kolocate, partitioner, envoy string) {
 	t.Helper()
-	kolocate = filepath.Join(t.TempDir(), "kolocate")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", kolocate, "github.com/kolocate/kolocate/services/cmd/kolocate")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build kolocate: %v\n%s", err, out)
-	}
-	partitioner, envoy = os.Getenv("KOLOCATE_PARTITIONER"), os.Getenv("KOLOCATE_ENVOY")
-	if partitioner == "" || envoy == "" {
-		t.Fatal(`KOLOCATE_PARTITIONER and KOLOCATE_ENVOY are not set; run make test, or eval "$(hack/env.sh cgo envoy partitioner)" first`)
+	kolocate, partitioner, envoy = os.Getenv("KOLOCATE_PROGRAM"), os.Getenv("KOLOCATE_PARTITIONER"), os.Getenv("KOLOCATE_ENVOY")
+	if kolocate == "" || partitioner == "" || envoy == "" {
+		t.Fatal(`KOLOCATE_PROGRAM, KOLOCATE_PARTITIONER and KOLOCATE_ENVOY are not all set; run make test, or eval "$(hack/env.sh program partitioner envoy)" first`)
 	}
 	return kolocate, partitioner, envoy
 }
