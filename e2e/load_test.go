@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -29,6 +31,12 @@ const (
 
 // startLoad starts the Job that drives the social workload through Envoy.
 func startLoad(t *testing.T, k *cluster) {
+	if err := k.kube.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "network", Namespace: clientNamespace},
+		Data:       map[string]string{"friends.txt": network()},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	k.watch = k.startWatch()
 	k.apply(t, "load.yaml", "{{ADDRESS}}", fmt.Sprintf("%s-edge.%s.svc:8080", storeName, storeNamespace))
 	k.until(t, time.Minute, "load flows", func(ctx context.Context) error {
@@ -41,6 +49,35 @@ func startLoad(t *testing.T, k *cluster) {
 		}
 		return nil
 	})
+}
+
+// The network: circles of friends, small enough to be learned within the window
+// of the sample Store by a machine of two cores.
+const (
+	circles      = 40
+	circleSize   = 25
+	friendsOfOne = 4
+	// acquaintances is the share of friendships beyond the circle.
+	acquaintances = 0.02
+)
+
+// network gives the friendships, one a line. Each user names friendsOfOne
+// others, and is named by about as many.
+func network() string {
+	random := rand.New(rand.NewPCG(1, 2))
+	var text strings.Builder
+	for user := range circles * circleSize {
+		for range friendsOfOne {
+			friend := user/circleSize*circleSize + random.IntN(circleSize)
+			if random.Float64() < acquaintances {
+				friend = random.IntN(circles * circleSize)
+			}
+			if friend != user {
+				fmt.Fprintf(&text, "%d %d\n", user, friend)
+			}
+		}
+	}
+	return text.String()
 }
 
 func (k *cluster) loadLog(ctx context.Context) (string, error) {
@@ -97,7 +134,7 @@ func finishLoad(t *testing.T, k *cluster) {
 		}
 	}
 	k.judgeLoad(t, log)
-	k.must(t, time.Minute, "", k.kubectl, "delete", "job", "load", "--namespace", clientNamespace, "--cascade", "foreground", "--timeout", "50s")
+	k.must(t, time.Minute, "", k.kubectl, "delete", "job", "load", "--namespace", clientNamespace, "--cascade=foreground", "--timeout", "50s")
 }
 
 // summary is the part of the Job's last line that is judged.

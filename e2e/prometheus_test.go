@@ -10,10 +10,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"sort"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,16 +26,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// startPrometheus starts a Prometheus with the chart's alert rules and waits
-// until it scrapes every part.
+// startPrometheus starts a Prometheus with the chart's scrape configuration and
+// alert rules, and waits until it scrapes every part.
 func startPrometheus(t *testing.T, k *cluster) {
 	rules := k.alertRules(t)
 	if err := os.WriteFile(filepath.Join(k.output, "rules.yaml"), rules, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.kube.Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "rules", Namespace: monitorNamespace},
-		Data:       map[string]string{"kolocate.yaml": string(rules)},
+		ObjectMeta: metav1.ObjectMeta{Name: "prometheus", Namespace: monitorNamespace},
+		Data:       map[string]string{"rules.yaml": string(rules), "prometheus.yml": string(k.scrapeConfig(t))},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +61,76 @@ func startPrometheus(t *testing.T, k *cluster) {
 	})
 }
 
+// scrapeConfig is the chart's scrape configuration with the pods as they are
+// now in the place of Kubernetes service discovery, which Debian's Prometheus is
+// built without: one target for each port of a container, with the same labels.
+func (k *cluster) scrapeConfig(t *testing.T) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(k.root, "charts", "kolocate", "files", "scrape-config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := yaml.Unmarshal(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	var pods corev1.PodList
+	if err := k.kube.List(t.Context(), &pods); err != nil {
+		t.Fatal(err)
+	}
+	var targets []map[string]any
+	for i := range pods.Items {
+		targets = append(targets, discovered(&pods.Items[i])...)
+	}
+	jobs, ok := config["scrape_configs"].([]any)
+	if !ok || len(jobs) != 1 {
+		t.Fatalf("charts/kolocate/files/scrape-config.yaml has the jobs %v, expected one", config["scrape_configs"])
+	}
+	job, ok := jobs[0].(map[string]any)
+	if !ok || job["kubernetes_sd_configs"] == nil {
+		t.Fatalf("the job of charts/kolocate/files/scrape-config.yaml has no kubernetes_sd_configs: %v", jobs[0])
+	}
+	delete(job, "kubernetes_sd_configs")
+	job["static_configs"] = targets
+	config["global"] = map[string]any{"evaluation_interval": "5s"}
+	config["rule_files"] = []string{"rules.yaml"}
+	text, err = yaml.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// discovered gives the targets that service discovery would find in a pod
+// (Prometheus documentation, kubernetes_sd_config, role pod).
+func discovered(pod *corev1.Pod) (targets []map[string]any) {
+	labels := map[string]string{
+		"__meta_kubernetes_namespace": pod.Namespace, "__meta_kubernetes_pod_name": pod.Name,
+		"__meta_kubernetes_pod_ip": pod.Status.PodIP, "__meta_kubernetes_pod_phase": string(pod.Status.Phase),
+	}
+	for name, value := range pod.Labels {
+		labels["__meta_kubernetes_pod_label_"+labelName.ReplaceAllString(name, "_")] = value
+	}
+	for name, value := range pod.Annotations {
+		labels["__meta_kubernetes_pod_annotation_"+labelName.ReplaceAllString(name, "_")] = value
+	}
+	for _, container := range pod.Spec.Containers {
+		for _, port := range container.Ports {
+			own := maps.Clone(labels)
+			own["__meta_kubernetes_pod_container_name"] = container.Name
+			own["__meta_kubernetes_pod_container_port_name"] = port.Name
+			own["__meta_kubernetes_pod_container_port_number"] = strconv.Itoa(int(port.ContainerPort))
+			targets = append(targets, map[string]any{
+				"targets": []string{net.JoinHostPort(pod.Status.PodIP, own["__meta_kubernetes_pod_container_port_number"])}, "labels": own,
+			})
+		}
+	}
+	return targets
+}
+
+// labelName matches what a label of Prometheus may not hold.
+var labelName = regexp.MustCompile(`[^a-zA-Z0-9_]`)
+
 // scraped says which part Prometheus does not scrape. Nine shard replicas, the
 // oracle, Envoy and the operator make twelve.
 func (k *cluster) scraped(ctx context.Context, t *testing.T, address string) error {
@@ -76,28 +149,23 @@ func (k *cluster) scraped(ctx context.Context, t *testing.T, address string) err
 	up := map[string]int{}
 	var down []string
 	for _, target := range answer.Data.ActiveTargets {
-		if target.Health == "up" {
-			up[target.Labels["namespace"]+"/"+target.Labels["component"]]++
+		if target.Health != "up" {
+			down = append(down, fmt.Sprintf("%s is %s %s", target.Labels["pod"], target.Health, target.LastError))
 			continue
 		}
-		down = append(down, fmt.Sprintf("%s is %s %s", target.Labels["pod"], target.Health, target.LastError))
-	}
-	var parts []string
-	for part, n := range up {
-		parts = append(parts, fmt.Sprintf("%d %s", n, part))
-	}
-	sort.Strings(parts)
-	summary := strings.Join(append(parts, down...), ", ")
-	operator := 0
-	for part, n := range up {
-		if strings.HasPrefix(part, operatorNamespace+"/") {
-			operator += n
+		part := "operator"
+		for _, component := range []string{"shard", "oracle", "edge"} {
+			if strings.HasPrefix(target.Labels["pod"], storeName+"-"+component+"-") && target.Labels["store"] == storeName {
+				part = component
+			}
 		}
+		up[part]++
 	}
-	if len(down) > 0 || operator != 1 || up[storeNamespace+"/shard"] != 9 || up[storeNamespace+"/oracle"] != 1 || up[storeNamespace+"/edge"] != 1 {
-		return fmt.Errorf("expected 1 operator, 9 shard replicas, 1 oracle and 1 edge, found %s", summary)
+	found := fmt.Sprintf("%d operator, %d shard replicas, %d oracle, %d edge", up["operator"], up["shard"], up["oracle"], up["edge"])
+	if len(down) > 0 || up["operator"] != 1 || up["shard"] != 9 || up["oracle"] != 1 || up["edge"] != 1 {
+		return fmt.Errorf("expected 1 operator, 9 shard replicas, 1 oracle and 1 edge, found %s; %s", found, strings.Join(down, ", "))
 	}
-	k.say(t, "scraped: %s", summary)
+	k.say(t, "scraped: %s", found)
 	return nil
 }
 

@@ -28,7 +28,7 @@ func applyStore(t *testing.T, k *cluster) {
 		"--type", "merge", "--patch-file", "e2e/testdata/store-patch.yaml", "--output", "yaml")
 	k.must(t, time.Minute, small, k.kubectl, "apply", "--namespace", storeNamespace, "--filename", "-")
 	for _, sample := range []string{"store-single.yaml", "rebalance.yaml"} {
-		k.must(t, time.Minute, "", k.kubectl, "apply", "--namespace", storeNamespace, "--dry-run", "server", "--filename", "manifests/samples/"+sample)
+		k.must(t, time.Minute, "", k.kubectl, "apply", "--namespace", storeNamespace, "--dry-run=server", "--filename", "manifests/samples/"+sample)
 	}
 	var store v1alpha1.Store
 	k.until(t, 3*time.Minute, "store is Ready", func(ctx context.Context) error {
@@ -101,22 +101,25 @@ func rejectBadInput(t *testing.T, k *cluster) {
 		t.Fatal(err)
 	}
 	change := func(from, to string) string {
-		changed := strings.Replace(string(sample), from, to, 1)
-		if changed == string(sample) {
+		if !strings.Contains(string(sample), from) {
 			t.Fatalf("manifests/samples/store.yaml does not hold %q", from)
 		}
-		return changed
+		return strings.Replace(string(sample), from, to, 1)
+	}
+	// fresh is a change of a store that does not exist yet.
+	fresh := func(from, to string) string {
+		return strings.Replace(change(from, to), "name: social", "name: wrong", 1)
 	}
 	for _, c := range []struct{ name, manifest, want string }{
-		{"negative shards", change("shards: 3", "shards: -1"), "spec.shards in body should be greater than or equal to 1"},
-		{"too many shards", change("shards: 3", "shards: 65"), "spec.shards in body should be less than or equal to 64"},
-		{"no replicas", change("replicas: 3", "replicas: 0"), "spec.replicas: Unsupported value: 0"},
-		{"even replicas", change("replicas: 3", "replicas: 2"), `supported values: "1", "3", "5"`},
-		{"unknown field", change("shards: 3", "shards: 3\n  shardz: 3"), `unknown field "spec.shardz"`},
+		{"negative shards", fresh("shards: 3", "shards: -1"), "spec.shards in body should be greater than or equal to 1"},
+		{"too many shards", fresh("shards: 3", "shards: 65"), "spec.shards in body should be less than or equal to 64"},
+		{"no replicas", fresh("replicas: 3", "replicas: 0"), "spec.replicas: Unsupported value: 0"},
+		{"even replicas", fresh("replicas: 3", "replicas: 2"), `supported values: "1", "3", "5"`},
+		{"unknown field", fresh("shards: 3", "shards: 3\n  shardz: 3"), `unknown field "spec.shardz"`},
 		{"fewer shards than before", change("shards: 3", "shards: 2"), "spec.shards cannot shrink in this version"},
 		{"other replicas than before", change("replicas: 3", "replicas: 5"), "spec.replicas cannot change in this version"},
 		{"a name that no Service can have", change("name: social", "name: 7-social"), "the name of a Store must be 1 to 40 lower case letters"},
-		{"an unknown policy", change("policy: Optimized", "policy: Fastest"), `spec.placement.policy: Unsupported value: "Fastest"`},
+		{"an unknown policy", fresh("policy: Optimized", "policy: Fastest"), `spec.placement.policy: Unsupported value: "Fastest"`},
 	} {
 		t.Run(strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -129,7 +132,7 @@ func rejectBadInput(t *testing.T, k *cluster) {
 				t.Fatalf("rejected, but without the words %q: %v", c.want, err)
 			}
 			_, why, _ := strings.Cut(err.Error(), "exit status 1: ")
-			k.say(t, "%s", why)
+			k.say(t, "%.400s", why)
 		})
 	}
 	var store v1alpha1.Store
