@@ -349,3 +349,35 @@ func FuzzRestore(f *testing.F) {
 		_, _ = Restore(Config{Store: "test", Shard: 1}, bytes.NewReader(data))
 	})
 }
+
+// A snapshot is written by another goroutine while entries are applied.
+func TestSnapshotIsWrittenBeside(t *testing.T) {
+	s := newOneShard(t, Config{})
+	for i := range 500 {
+		s.do(&kvv1.Command{Id: &kvv1.CommandId{Client: 1, Sequence: uint64(i + 1)}, Keys: keysOf(fmt.Sprint(i)), ThenOps: []*kvv1.Op{opPut(0, "x")}})
+	}
+	hash := s.c.StateHash()
+	snapshot := s.c.Snapshot()
+	restored := make(chan uint64)
+	go func() {
+		var buffer bytes.Buffer
+		if _, err := snapshot.WriteTo(&buffer); err != nil {
+			t.Error(err)
+		}
+		c, err := Restore(Config{Store: "test", Shard: 1}, &buffer)
+		if err != nil {
+			t.Error(err)
+			c = New(Config{Store: "test", Shard: 1})
+		}
+		restored <- c.StateHash()
+	}()
+	for i := range 500 {
+		s.do(&kvv1.Command{
+			Id:   &kvv1.CommandId{Client: 1, Sequence: uint64(i + 501), AcknowledgedBelow: uint64(i + 400)},
+			Keys: keysOf(fmt.Sprint(i)), ThenOps: []*kvv1.Op{opOf(remove, 0)},
+		})
+	}
+	if got := <-restored; got != hash {
+		t.Errorf("the snapshot has the state hash %x, the state it was taken of had %x", got, hash)
+	}
+}
