@@ -191,12 +191,15 @@ func (c *Client) watchPlacement(ctx context.Context) {
 	}
 	defer conn.Close() //nolint:errcheck // nothing is lost by a failed close
 	known := uint64(0)
+	gap := false
 	for failures := 0; ctx.Err() == nil; failures++ {
+		before := c.cache.epoch()
 		err := c.watchOnce(ctx, conn, known, &failures)
 		c.cache.failed(err)
 		known = uint64(c.cache.epoch())
-		if errors.Is(err, keyspace.ErrEpochGap) {
-			known = 0
+		gap = errors.Is(err, keyspace.ErrEpochGap) || gap && c.cache.epoch() == before
+		if gap {
+			known = 0 // until the whole placement has come
 		}
 		select {
 		case <-ctx.Done():

@@ -5,9 +5,11 @@ package serve
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
+	"github.com/kolocate/kolocate/services/keyspace"
 )
 
 const (
@@ -49,8 +51,18 @@ func newOutbox(limits *Limits) *outbox {
 	}
 }
 
+// maxReplyBytes bounds one reply: the largest command with room around it.
+const maxReplyBytes = 2 * keyspace.MaxCommandBytes
+
 func (o *outbox) put(r *request, reply *kvv1.Reply) {
 	size := replySize(reply)
+	if size > maxReplyBytes {
+		message := fmt.Sprintf("the result has %d bytes, at most %d can be sent: read fewer or smaller values at a time", size, maxReplyBytes)
+		if reply = unknownReply(message); r.reads {
+			reply = &kvv1.Reply{Outcome: kvv1.Outcome_OUTCOME_REJECTED, Message: message}
+		}
+		size = replySize(reply)
+	}
 	o.mu.Lock()
 	o.replies = append(o.replies, outReply{tag: r.tag, size: size, reply: reply})
 	o.bytes += size

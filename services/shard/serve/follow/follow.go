@@ -55,7 +55,7 @@ type Follower struct {
 	conns     []*grpc.ClientConn
 	placement atomic.Pointer[keyspace.Placement]
 	poke      chan struct{}
-	// gap: a delta did not fit, so the next watch asks for the whole placement.
+	// gap: a delta did not fit, so the whole placement is asked for until it comes.
 	gap atomic.Bool
 
 	mu     sync.RWMutex
@@ -159,7 +159,7 @@ func (f *Follower) watch(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	known := uint64(f.Epoch())
-	if f.gap.Swap(false) {
+	if f.gap.Load() {
 		known = 0
 	}
 	stream, err := oraclev1.NewPlacementClient(conn).Watch(ctx, &oraclev1.WatchRequest{KnownEpoch: known})
@@ -172,7 +172,9 @@ func (f *Follower) watch(ctx context.Context, conn *grpc.ClientConn) error {
 			return err
 		}
 		if err := f.update(m); err != nil {
-			f.gap.Store(errors.Is(err, keyspace.ErrEpochGap))
+			if errors.Is(err, keyspace.ErrEpochGap) {
+				f.gap.Store(true)
+			}
 			return err
 		}
 		f.config.Moved()
@@ -191,6 +193,7 @@ func (f *Follower) update(m *oraclev1.WatchResponse) error {
 			return fmt.Errorf("the oracle sent placement epoch %d, older than epoch %d that is known already", p.Epoch(), old.Epoch())
 		}
 		next = p
+		f.gap.Store(false)
 	}
 	if d := m.GetDelta(); d != nil {
 		if next == nil {

@@ -28,6 +28,12 @@ type deliverer struct {
 
 func (d *deliverer) push(m *shardv1.Message) {
 	size := proto.Size(m)
+	if size > maxMessageBytes {
+		// It would end the stream each time, and take the others with it.
+		d.link.owner.config.Logger.Error("a message to a shard is too large to be sent: the command behind it cannot go on",
+			"to", d.link.to, "bytes", size, "limit", maxMessageBytes)
+		return
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.queue) >= maxQueuedMessages || len(d.queue) > 0 && d.bytes+size > maxQueuedBytes {

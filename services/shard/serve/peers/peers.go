@@ -40,8 +40,9 @@ const (
 	// maxFrameItems and maxFrameBytes bound one gRPC message.
 	maxFrameItems = 512
 	maxFrameBytes = 1 << 20
-	// maxMessageBytes leaves room for the largest command with its frame.
-	maxMessageBytes = 2*keyspace.MaxCommandBytes + 1<<20
+	// maxMessageBytes leaves room for the largest command with its frame, and is
+	// below what a server takes (replica.ServerOptions).
+	maxMessageBytes = 2*keyspace.MaxCommandBytes - 64<<10
 
 	minPause = 10 * time.Millisecond
 	maxPause = 500 * time.Millisecond
