@@ -75,7 +75,7 @@ func newWorld(seed uint64) *world {
 	r := rand.New(rand.NewPCG(seed, 7))
 	w := &world{
 		r: r, now: time.UnixMilli(1_000_000), believed: map[keyspace.Vertex]keyspace.ShardID{},
-		origins: map[uint64]*operation{}, todo: 10 + r.IntN(60), moves: []int{0, 4, 12}[r.IntN(3)],
+		origins: map[uint64]*operation{}, todo: 10 + r.IntN(60), moves: []int{0, 6, 24}[r.IntN(3)],
 	}
 	w.faults = faults{
 		loss: pick(r, 0, 0.05, 0.2), repeat: pick(r, 0, 0.05, 0.2), restart: pick(r, 0, 0.003, 0.02),
@@ -222,7 +222,7 @@ func (w *world) step() {
 			n.proposals = n.proposals[1:]
 			n.apply(e)
 		}
-	case k < 95:
+	case k < 94:
 		w.clientStep()
 	case k < 98 && !w.calm:
 		w.handoffStep()
