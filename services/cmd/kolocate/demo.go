@@ -146,6 +146,8 @@ func newDemo() *cobra.Command {
 				defer func() {
 					if err == nil {
 						err = os.RemoveAll(dir)
+					} else {
+						_ = os.Remove(dir) // it stays unless nothing was written there
 					}
 				}()
 			}

@@ -111,6 +111,9 @@ func Run(ctx context.Context, config Config) (*Outcome, error) {
 }
 
 func (r *runner) run(ctx context.Context) (*Outcome, error) {
+	if err := r.ask(ctx); err != nil {
+		return nil, err
+	}
 	if err := r.config.Workload.Load(ctx); err != nil {
 		return nil, fmt.Errorf("load the network: %w", err)
 	}
@@ -176,7 +179,7 @@ func (r *runner) phases(ctx context.Context) error {
 		case phase != oraclev1.Phase_PHASE_UNSPECIFIED:
 			r.enterOnce(phasePlan)
 		}
-		if err := pause(ctx, pollInterval/4); err != nil {
+		if err := pause(ctx, pollInterval/2); err != nil {
 			return err
 		}
 		if err := r.ask(ctx); err != nil && status.Code(err) != codes.Unavailable {
