@@ -125,7 +125,7 @@ func runFiles(ctx context.Context, c Config, partitioner plan.Partitioner) (*pla
 			return nil, fmt.Errorf("read the options %s: expected an encoded PlanOptions: %w", c.OptionsFile, err)
 		}
 	}
-	made, err := plan.Make(ctx, g, options, partitioner)
+	made, err := makePlan(ctx, g, options, partitioner)
 	if err != nil {
 		return nil, err
 	}

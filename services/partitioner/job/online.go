@@ -65,7 +65,7 @@ func runOnline(ctx context.Context, c Config, partitioner plan.Partitioner) (*pl
 	if err != nil {
 		return nil, err
 	}
-	made, err := plan.Make(ctx, g, options, partitioner)
+	made, err := makePlan(ctx, g, options, partitioner)
 	if err == nil {
 		err = o.submit(ctx, c.Rebalance, made)
 	}

@@ -52,7 +52,6 @@ func BenchmarkPlan(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.ReportMetric(float64(len(g.Edges)), "edges")
-		b.ReportMetric(p.GetPartitionSeconds(), "partition-s")
 		b.ReportMetric(p.GetPrediction().GetMpoShareAfter()/p.GetPrediction().GetMpoShareBefore(), "share-ratio")
 	}
 }

@@ -106,7 +106,6 @@ func Make(ctx context.Context, graph *planv1.Graph, planOptions *planv1.PlanOpti
 	}
 	p.Rejected = rejected
 	m.write(p, best.shard, optimism, o)
-	p.PartitionSeconds = s.spent.Seconds()
 	return p, nil
 }
 

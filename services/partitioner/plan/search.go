@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	planv1 "github.com/kolocate/kolocate/api/proto/plan/v1"
 	"github.com/kolocate/kolocate/services/partitioner/relabel"
@@ -30,8 +29,6 @@ type search struct {
 	model       *model
 	options     options
 	partitioner Partitioner
-	// Time spent in the partitioner.
-	spent time.Duration
 }
 
 // candidate is a placement and what it costs: commands a second that cross
@@ -50,11 +47,9 @@ func (s *search) run(ctx context.Context, commands, without []command, starts in
 	candidates := []candidate{s.improve("improving the present placement without the partitioner", s.model.start, commands)}
 	graph := s.model.csr(without)
 	for i := range starts {
-		began := time.Now()
 		parts, err := s.partitioner.Partition(ctx, graph, s.model.targets, PartitionOptions{
 			Imbalance: s.options.imbalance, Preconfiguration: s.options.preconfiguration, Seed: s.options.seed + uint64(i),
 		})
-		s.spent += time.Since(began)
 		if err != nil {
 			return candidate{}, nil, fmt.Errorf("plan for store %q: %w", s.model.graph.GetStore(), err)
 		}
