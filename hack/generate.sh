@@ -38,8 +38,9 @@ generate_api() {
   "$controller_gen" rbac:roleName=kolocate-operator paths=./controllers/... output:rbac:dir=manifests/rbac
   [[ -n $(find manifests/crds -name '*.yaml' -print -quit) ]] || die "controller-gen found no kind in api/v1alpha1: expected // +kubebuilder:object:root=true markers"
   [[ -f manifests/rbac/role.yaml ]] || die "controller-gen found no // +kubebuilder:rbac marker in controllers"
-  mkdir -p charts/kolocate/crds
+  mkdir -p charts/kolocate/crds charts/kolocate/files
   cp manifests/crds/*.yaml charts/kolocate/crds/
+  cp manifests/rbac/role.yaml charts/kolocate/files/role.yaml
 }
 
 generate_chart() {

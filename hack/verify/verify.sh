@@ -77,11 +77,20 @@ verify_boundaries() {
   fi
 }
 
+# Every query of the dashboards and alerts, by Prometheus's own parser.
+verify_queries() {
+  progress "checking the queries of dashboards and alerts"
+  if ! (cd hack/promcheck && go test -count=1 ./...); then
+    finding "a query of a dashboard or an alert is wrong" "correct what it says"
+  fi
+}
+
 copy_checkout
 verify_generated proto api/proto
-verify_generated api api/v1alpha1 manifests/crds manifests/rbac charts/kolocate/crds
+verify_generated api api/v1alpha1 manifests/crds manifests/rbac charts/kolocate/crds charts/kolocate/files
 verify_generated chart charts/kolocate/testdata
 verify_chart
+verify_queries
 verify_modules
 verify_boundaries
 
