@@ -4,6 +4,8 @@
 package core
 
 import (
+	"fmt"
+
 	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
 	shardv1 "github.com/kolocate/kolocate/api/proto/shard/v1"
 	"github.com/kolocate/kolocate/services/keyspace"
@@ -31,15 +33,71 @@ func (c *Core) input(a *attempt) *shardv1.Input {
 		in.Scanned, in.More = p.entries, p.more
 		return in
 	}
+	reads := valuesRead(a.command)
+	size := 0
 	for _, key := range a.mine {
 		state := &shardv1.KeyState{Key: key, Version: c.clock}
 		if cl, found := c.keys.get(text(a.command.Keys[key])); found {
-			state.Found, state.Value, state.Version = true, cl.value, cl.version
+			state.Found, state.Version = true, cl.version
+			if _, read := reads[key]; read {
+				state.Value = cl.value
+				size += len(cl.value)
+			}
 		}
 		in.States = append(in.States, state)
 	}
+	if size > maxLentBytes {
+		return &shardv1.Input{Attempt: in.Attempt, Shard: in.Shard, Refused: tooMuchLent(fmt.Sprintf("%d bytes from %v", size, c.cfg.Shard))}
+	}
 	in.Scanned, in.More = c.keys.scanForLending(a.command, a.mine, budget)
 	return in
+}
+
+// maxLentBytes bounds what the shards of one command lend together, so that it
+// fits into one log entry, and its result and writes into one message.
+const maxLentBytes = 7 << 20
+
+func tooMuchLent(what string) string {
+	return fmt.Sprintf("a command over several shards may read values of %d bytes together from the others, this one reads %s; read fewer keys at once", maxLentBytes, what)
+}
+
+// valuesRead returns the keys, by index, whose values a command needs. Those it
+// only writes need not be lent.
+func valuesRead(cmd *kvv1.Command) map[uint32]struct{} {
+	reads := map[uint32]struct{}{}
+	for _, compare := range cmd.Compares {
+		reads[compare.Key] = struct{}{}
+	}
+	for _, ops := range [2][]*kvv1.Op{cmd.ThenOps, cmd.ElseOps} {
+		for _, op := range ops {
+			if op.Kind == kvv1.OpKind_OP_KIND_GET || op.Kind == kvv1.OpKind_OP_KIND_INCREMENT {
+				reads[op.Key] = struct{}{}
+			}
+		}
+	}
+	return reads
+}
+
+// boundInputs returns the inputs, or if together they are too much, refusals in
+// their place.
+func boundInputs(inputs []*shardv1.Input) []*shardv1.Input {
+	size := 0
+	for _, in := range inputs {
+		for _, s := range in.States {
+			size += len(s.Value)
+		}
+		for _, kv := range in.Scanned {
+			size += len(kv.Key) + len(kv.Value)
+		}
+	}
+	if size <= maxScanBytes {
+		return inputs
+	}
+	refused := make([]*shardv1.Input, len(inputs))
+	for i, in := range inputs {
+		refused[i] = &shardv1.Input{Attempt: in.Attempt, Shard: in.Shard, Refused: tooMuchLent(fmt.Sprintf("%d bytes from %d shards", size, len(inputs)))}
+	}
+	return refused
 }
 
 // inputs logs, at the coordinator, what all the others lent.
@@ -124,6 +182,9 @@ func gatherLent(a *attempt) *lent {
 	l := &lent{states: map[string]keyState{}, scanned: map[keyspace.Vertex][]*kvv1.KeyValue{}}
 	for _, in := range a.inputs {
 		l.cut = l.cut || in.More
+		if l.refused == "" {
+			l.refused = in.Refused
+		}
 		for _, s := range in.States {
 			if int(s.Key) < len(a.command.Keys) {
 				key := text(a.command.Keys[s.Key])

@@ -36,6 +36,8 @@ type lent struct {
 	scanned map[keyspace.Vertex][]*kvv1.KeyValue
 	// cut says that some source could not lend all that the scans ask for.
 	cut bool
+	// refused says why some source lent nothing.
+	refused string
 }
 
 // execution runs one command on the shard's keys and on what others lent. It
@@ -59,6 +61,9 @@ type refusal string
 
 // run returns the command's result.
 func (x *execution) run() *kvv1.Result {
+	if x.lent != nil && x.lent.refused != "" {
+		return &kvv1.Result{Refused: x.lent.refused}
+	}
 	ops := x.cmd.ThenOps
 	succeeded := true
 	for _, compare := range x.cmd.Compares {

@@ -255,7 +255,7 @@ func (l *Leader) proposeInputs(w *work, a *attempt) {
 		inputs = append(inputs, w.inputs[other])
 	}
 	if l.mayPropose(&w.proposed) {
-		l.proposeEntry(&shardv1.Entry{Body: &shardv1.Entry_Inputs{Inputs: &shardv1.Inputs{Attempt: w.key.proto(), Inputs: inputs}}})
+		l.proposeEntry(&shardv1.Entry{Body: &shardv1.Entry_Inputs{Inputs: &shardv1.Inputs{Attempt: w.key.proto(), Inputs: boundInputs(inputs)}}})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	kvv1 "github.com/kolocate/kolocate/api/proto/kv/v1"
 	shardv1 "github.com/kolocate/kolocate/api/proto/shard/v1"
 	"github.com/kolocate/kolocate/services/keyspace"
 )
@@ -21,6 +22,7 @@ type pair struct {
 	leaders [2]*Leader
 	index   [2]uint64
 	mail    []packet
+	replies func(origin uint64, r *kvv1.Reply)
 	longest int // keys changed by one entry at the destination, at most
 }
 
@@ -58,6 +60,11 @@ func (p *pair) apply(i int, e *shardv1.Entry) {
 	}
 	if _, commit := e.Body.(*shardv1.Entry_HandoffCommit); commit {
 		p.longest = max(p.longest, p.cores[i].keys.cells.Len()-before)
+	}
+	for _, e := range effects {
+		if e.Kind == EffectReply && p.replies != nil {
+			p.replies(e.Origin, e.Reply)
+		}
 	}
 	p.leaders[i].Applied(effects, p.now)
 	p.drain(i)

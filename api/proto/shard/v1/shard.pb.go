@@ -1091,8 +1091,11 @@ type Input struct {
 	Shard   uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	States  []*KeyState            `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
 	// For OP_KIND_SCAN_RANGE: what the shard holds of the range, up to the limit.
-	Scanned       []*v1.KeyValue `protobuf:"bytes,4,rep,name=scanned,proto3" json:"scanned,omitempty"`
-	More          bool           `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`
+	Scanned []*v1.KeyValue `protobuf:"bytes,4,rep,name=scanned,proto3" json:"scanned,omitempty"`
+	More    bool           `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`
+	// Why nothing is lent, for example because it would be too much for one
+	// message: the command is then refused as a whole.
+	Refused       string `protobuf:"bytes,6,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,6 +1163,13 @@ func (x *Input) GetMore() bool {
 		return x.More
 	}
 	return false
+}
+
+func (x *Input) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
 }
 
 type Return struct {
@@ -3557,13 +3567,14 @@ const file_shard_v1_shard_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
 	"\x05found\x18\x02 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\x04R\aversion\"\xd0\x01\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\"\xea\x01\n" +
 	"\x05Input\x124\n" +
 	"\aattempt\x18\x01 \x01(\v2\x1a.kolocate.shard.v1.AttemptR\aattempt\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x123\n" +
 	"\x06states\x18\x03 \x03(\v2\x1b.kolocate.shard.v1.KeyStateR\x06states\x122\n" +
 	"\ascanned\x18\x04 \x03(\v2\x18.kolocate.kv.v1.KeyValueR\ascanned\x12\x12\n" +
-	"\x04more\x18\x05 \x01(\bR\x04more\"\xa3\x01\n" +
+	"\x04more\x18\x05 \x01(\bR\x04more\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\tR\arefused\"\xa3\x01\n" +
 	"\x06Return\x124\n" +
 	"\aattempt\x18\x01 \x01(\v2\x1a.kolocate.shard.v1.AttemptR\aattempt\x123\n" +
 	"\x06states\x18\x02 \x03(\v2\x1b.kolocate.shard.v1.KeyStateR\x06states\x12.\n" +
