@@ -37,9 +37,10 @@ func (c *Core) input(a *attempt) *shardv1.Input {
 	size := 0
 	for _, key := range a.mine {
 		state := &shardv1.KeyState{Key: key, Version: c.clock}
-		if cl, found := c.keys.get(text(a.command.Keys[key])); found {
+		name := text(a.command.Keys[key])
+		if cl, found := c.keys.get(name); found {
 			state.Found, state.Version = true, cl.version
-			if _, read := reads[key]; read {
+			if _, read := reads[name]; read {
 				state.Value = cl.value
 				size += len(cl.value)
 			}
@@ -61,17 +62,17 @@ func tooMuchLent(what string) string {
 	return fmt.Sprintf("a command over several shards may read values of %d bytes together from the others, this one reads %s; read fewer keys at once", maxLentBytes, what)
 }
 
-// valuesRead returns the keys, by index, whose values a command needs. Those it
-// only writes need not be lent.
-func valuesRead(cmd *kvv1.Command) map[uint32]struct{} {
-	reads := map[uint32]struct{}{}
+// valuesRead returns the keys whose values a command needs; those it only writes
+// need not be lent. It goes by name: a key may be declared twice.
+func valuesRead(cmd *kvv1.Command) map[string]struct{} {
+	reads := map[string]struct{}{}
 	for _, compare := range cmd.Compares {
-		reads[compare.Key] = struct{}{}
+		reads[text(cmd.Keys[compare.Key])] = struct{}{}
 	}
 	for _, ops := range [2][]*kvv1.Op{cmd.ThenOps, cmd.ElseOps} {
 		for _, op := range ops {
 			if op.Kind == kvv1.OpKind_OP_KIND_GET || op.Kind == kvv1.OpKind_OP_KIND_INCREMENT {
-				reads[op.Key] = struct{}{}
+				reads[text(cmd.Keys[op.Key])] = struct{}{}
 			}
 		}
 	}
