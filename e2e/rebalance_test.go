@@ -29,7 +29,8 @@ type phaseWatch struct {
 	phases []v1alpha1.RebalancePhase
 	at     []time.Time
 	job    *batchv1.Job
-	err    error
+	// trouble is why the API server last refused the watch.
+	trouble string
 }
 
 // startWatch watches the Rebalances and Jobs of the store until stop is called.
@@ -53,7 +54,7 @@ func (w *phaseWatch) follow(ctx context.Context, kube client.WithWatch, list cli
 		stream, err := kube.Watch(ctx, list, client.InNamespace(storeNamespace))
 		if err != nil {
 			w.mu.Lock()
-			w.err = err
+			w.trouble = err.Error()
 			w.mu.Unlock()
 			select {
 			case <-ctx.Done():
@@ -87,10 +88,10 @@ func (w *phaseWatch) note(event watch.Event) {
 }
 
 // state gives what has been seen.
-func (w *phaseWatch) state() (object *v1alpha1.Rebalance, phases []v1alpha1.RebalancePhase, job *batchv1.Job, err error) {
+func (w *phaseWatch) state() (object *v1alpha1.Rebalance, phases []v1alpha1.RebalancePhase, job *batchv1.Job, trouble string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.object, slices.Clone(w.phases), w.job, w.err
+	return w.object, slices.Clone(w.phases), w.job, w.trouble
 }
 
 // watchRebalance follows the rebalance that the oracle starts by itself, as the
@@ -100,7 +101,7 @@ func watchRebalance(t *testing.T, k *cluster) {
 	defer w.stop()
 	said := 0
 	k.until(t, 4*time.Minute, "rebalance ended", func(ctx context.Context) error {
-		object, phases, _, err := w.state()
+		object, phases, _, trouble := w.state()
 		for ; said < len(phases); said++ {
 			k.say(t, "rebalance %s: %s: %s", object.Name, phases[said], object.Status.Message)
 		}
@@ -110,7 +111,7 @@ func watchRebalance(t *testing.T, k *cluster) {
 			if err := k.get(ctx, storeNamespace, storeName, &store); err != nil {
 				return err
 			}
-			return fmt.Errorf("no Rebalance yet (watch: %v): multi-shard commands %s, trigger: %s", err, store.Status.MPOShare, store.Status.Trigger)
+			return fmt.Errorf("no Rebalance yet %s: multi-shard commands %s, trigger: %s", trouble, store.Status.MPOShare, store.Status.Trigger)
 		case !object.Status.Phase.Ended():
 			return fmt.Errorf("rebalance %s is %s: %s", object.Name, object.Status.Phase, object.Status.Message)
 		}
