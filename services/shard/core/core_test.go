@@ -271,3 +271,22 @@ func TestValidate(t *testing.T) {
 		t.Errorf("a scan from the first key: %v", err)
 	}
 }
+
+// TestSizes: the size of a vertex is that of its keys and values when the copy
+// was taken, whatever is written later.
+func TestSizes(t *testing.T) {
+	s := newOneShard(t, Config{})
+	for i, key := range []string{"{v}a", "{v}bc", "w"} {
+		cmd := putCommand([]byte(key), i, 0)
+		cmd.ThenOps[0].Value = make([]byte, 10)
+		s.do(cmd)
+	}
+	sizes := s.c.Sizes()
+	cmd := putCommand([]byte("{v}later"), 9, 0)
+	s.do(cmd)
+	for vertex, want := range map[keyspace.Vertex]uint64{"v": 4 + 10 + 5 + 10, "w": 11, "nobody": 0} {
+		if got, known := sizes.Of(vertex); got != want || known != (want > 0) {
+			t.Errorf("vertex %s: %d bytes, known %v; want %d", vertex, got, known, want)
+		}
+	}
+}

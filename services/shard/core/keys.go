@@ -68,6 +68,23 @@ func (k *keys) copy() keys {
 	return keys{cells: k.cells.Copy(), places: k.places.Copy(), bytes: k.bytes}
 }
 
+// Sizes tells how much vertices occupied when it was taken. It may be used by
+// another goroutine while the core goes on.
+type Sizes struct{ keys keys }
+
+// Sizes takes a copy in constant time.
+func (c *Core) Sizes() *Sizes { return &Sizes{keys: c.keys.copy()} }
+
+// Of returns the bytes of a vertex's keys and values, and false if this shard
+// holds none of them.
+func (s *Sizes) Of(v keyspace.Vertex) (bytes uint64, known bool) {
+	s.keys.ascendVertex(v, "", func(key string, c cell) bool {
+		bytes += uint64(len(key) + len(c.value))
+		return true
+	})
+	return bytes, bytes > 0
+}
+
 func (k *keys) get(key string) (cell, bool) { return k.cells.Get(key) }
 
 func (k *keys) set(key string, c cell) {

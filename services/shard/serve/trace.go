@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kolocate/kolocate/services/keyspace"
+	"github.com/kolocate/kolocate/services/shard/core"
 	"github.com/kolocate/kolocate/services/trace"
 )
 
@@ -30,15 +31,19 @@ type tracer struct {
 	sampler *trace.Sampler
 	filling *trace.Sketch
 	since   time.Time
+	// sizes is what the report under way goes by. The reporting goroutine's.
+	sizes *core.Sizes
 	// spare is the sketch that is not filled; nil while it is being reported.
 	spare atomic.Pointer[trace.Sketch]
 }
 
 func newTracer(config *Config, seed uint64) *tracer {
-	return &tracer{
-		config:  trace.Config{Store: config.Store, Shard: config.Shard, Seed: seed},
-		sampler: trace.NewSampler(seed, 0),
+	t := &tracer{sampler: trace.NewSampler(seed, 0)}
+	t.config = trace.Config{
+		Store: config.Store, Shard: config.Shard, Seed: seed,
+		SizeOf: func(v keyspace.Vertex) (uint64, bool) { return t.sizes.Of(v) },
 	}
+	return t
 }
 
 // setRate may be called from any goroutine.
@@ -101,9 +106,12 @@ func (e *engine) reportTraces(ctx context.Context) {
 		var full *trace.Sketch
 		var window time.Duration
 		var rate float64
+		var sizes *core.Sizes
 		err := e.host.Run(func() { //nolint:contextcheck // the function does not wait
 			now := time.Now()
-			full, window, rate = e.tracer.swap(now)
+			if full, window, rate = e.tracer.swap(now); full != nil {
+				sizes = e.core.Sizes()
+			}
 			if e.tracer.adjust(now) && e.leader != nil {
 				e.core.SetTracing(e.tracer.on())
 			}
@@ -111,7 +119,9 @@ func (e *engine) reportTraces(ctx context.Context) {
 		if err != nil || full == nil {
 			continue
 		}
+		e.tracer.sizes = sizes
 		report := full.Report(window, rate)
+		e.tracer.sizes = nil // the copy would keep the past in memory
 		e.tracer.spare.Store(full)
 		bound, cancel := context.WithTimeout(ctx, traceTimeout)
 		if err := e.follower.Trace(bound, report); err != nil {
