@@ -77,7 +77,7 @@ type GenerateConfig struct {
 	Communities int
 	// MeanFriends is about the mean number of friends; default 20.
 	MeanFriends float64
-	// Mixing is the share of friendships that ignore communities, 0 to 1; default 0.05.
+	// Mixing is the share of friendships that ignore communities, 0 to 1; default 0.02.
 	Mixing float64
 	// Seed makes the same network again.
 	Seed uint64
@@ -88,7 +88,7 @@ const (
 	maxUsers           = 10_000_000
 	usersPerCommunity  = 125
 	defaultMeanFriends = 20
-	defaultMixing      = 0.05
+	defaultMixing      = 0.02
 	// Degrees follow a power law of this exponent, as measured in social networks.
 	degreeExponent = 2.5
 	// A user has at most this many times the mean number of friends.
