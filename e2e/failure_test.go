@@ -86,18 +86,24 @@ func restarts(pod *corev1.Pod) int32 {
 	return pod.Status.ContainerStatuses[0].RestartCount
 }
 
-// leaderPod gives the pod of the replica that the oracle knows as a shard's leader.
-func (k *cluster) leaderPod(t *testing.T, address string, shard keyspace.ShardID) *corev1.Pod {
+// leaderPod waits until the oracle knows a shard's leader, and gives its pod.
+func (k *cluster) leaderPod(t *testing.T, address string, shard keyspace.ShardID) (leader *corev1.Pod) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	k.until(t, time.Minute, fmt.Sprintf("%v has a leader", shard), func(ctx context.Context) (err error) {
+		leader, err = k.findLeader(ctx, address, shard)
+		return err
+	})
+	return leader
+}
+
+func (k *cluster) findLeader(ctx context.Context, address string, shard keyspace.ShardID) (*corev1.Pod, error) {
 	status, err := k.status(ctx, address)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var pods corev1.PodList
 	if err := k.kube.List(ctx, &pods, client.InNamespace(storeNamespace)); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for _, s := range status.GetShards() {
 		for _, r := range s.GetReplicas() {
@@ -106,18 +112,17 @@ func (k *cluster) leaderPod(t *testing.T, address string, shard keyspace.ShardID
 			}
 			for i := range pods.Items {
 				if pods.Items[i].Status.PodIP == hostOf(r.GetAddress()) {
-					return &pods.Items[i]
+					return &pods.Items[i], nil
 				}
 			}
-			t.Fatalf("the leader of %v is at %s, where no pod is", shard, r.GetAddress())
+			return nil, fmt.Errorf("the leader of %v is at %s, where no pod is", shard, r.GetAddress())
 		}
 	}
-	t.Fatalf("the oracle knows no leader of %v: %v", shard, status.GetShards())
-	return nil
+	return nil, fmt.Errorf("the oracle knows no leader of %v: %v", shard, status.GetShards())
 }
 
-// recovered waits until a shard has a leader and three replicas, the store is
-// Ready, and says who leads now.
+// recovered waits until every pod is ready, a shard serves with three replicas,
+// and says who leads now.
 func (k *cluster) recovered(t *testing.T, address string, shard keyspace.ShardID, former string) {
 	t.Helper()
 	k.until(t, time.Minute, fmt.Sprintf("every pod is ready and %v has three replicas", shard), func(ctx context.Context) error {
