@@ -104,8 +104,8 @@ func Run(ctx context.Context, config Config) (*Outcome, error) {
 	outcome, err := r.run(ctx)
 	endView()
 	viewer.Wait()
-	if err != nil && ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		err = errors.Join(cause, err)
 	}
 	return outcome, err
 }
