@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -41,19 +42,14 @@ func startPrometheus(t *testing.T, k *cluster) {
 	}
 	k.apply(t, "prometheus.yaml")
 	k.until(t, 2*time.Minute, "Prometheus is ready", func(ctx context.Context) error {
-		if err := k.podsReady(ctx, monitorNamespace); err != nil {
+		var deployment appsv1.Deployment
+		if err := k.get(ctx, monitorNamespace, "prometheus", &deployment); err != nil {
 			return err
 		}
-		var pods corev1.PodList
-		if err := k.kube.List(ctx, &pods); err != nil {
-			return err
+		if deployment.Status.AvailableReplicas != 1 {
+			return fmt.Errorf("no pod of it is available: %v", k.podsReady(ctx, monitorNamespace))
 		}
-		for i := range pods.Items {
-			if pods.Items[i].Namespace == monitorNamespace {
-				return nil
-			}
-		}
-		return fmt.Errorf("namespace %s has no pod yet", monitorNamespace)
+		return nil
 	})
 	address := k.forward(t, monitorNamespace, "deployment/prometheus", 9090)
 	k.until(t, time.Minute, "Prometheus scrapes every part", func(ctx context.Context) error {
