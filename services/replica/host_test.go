@@ -19,14 +19,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestSoleMemberLeadsAtOnce(t *testing.T) {
 	state := newHistory()
 	cfg := soleConfig(t, vfs.Default, t.TempDir(), state)
+	// No tick comes: a sole member that waited for one would never lead.
 	cfg.TickInterval, cfg.ElectionTimeout = time.Hour, 10*time.Hour
-	start := time.Now()
 	h := openSole(t, cfg)
 	defer stop(t, h)
 	state.waitLeader(t)
-	if took := time.Since(start); took > 50*time.Millisecond {
-		t.Errorf("it took %v to lead, expected at most 50 ms", took)
-	}
 }
 
 func TestSoleMemberRestarts(t *testing.T) {
