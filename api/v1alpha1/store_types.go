@@ -212,7 +212,7 @@ type Rebalancing struct {
 
 	// ImbalanceTolerance is how far a plan may let the busiest shard be over the
 	// mean load, from 0.1% to 100%.
-	// +kubebuilder:default="5%"
+	// +kubebuilder:default="10%"
 	// +kubebuilder:validation:XValidation:rule="self != '0%' && !self.matches('^0?0[.]0[0-9]?%$') && self != '00%'",message="must be from 0.1% to 100%: no plan balances better"
 	// +optional
 	ImbalanceTolerance Share `json:"imbalanceTolerance,omitempty"`
