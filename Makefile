@@ -12,6 +12,8 @@ SHELL := bash
 
 # ARGS is passed on to the demo, the tests, the e2e script or the benchmarks.
 ARGS ?=
+# TAG is the tag of the container images.
+TAG ?= dev
 # PACKAGES limits test, test-race, bench and lint to some Go packages.
 PACKAGES ?= ./...
 export PACKAGES
@@ -65,8 +67,8 @@ verify: ## Check that what is generated is up to date, the chart, go.mod and the
 	@hack/verify/verify.sh
 
 .PHONY: images
-images: ## Build the container images
-	@hack/images/build.sh $(ARGS)
+images: build ## Build the container images, without any registry (TAG, ARGS="kolocate envoy" for some)
+	@hack/images/build.sh $(TAG) $(ARGS)
 
 .PHONY: tools
 tools: ## Build and fetch the developer tools into the cache
