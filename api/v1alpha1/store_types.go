@@ -249,12 +249,6 @@ type Rebalancing struct {
 	// +optional
 	ConcurrentHandoffs int32 `json:"concurrentHandoffs,omitempty"`
 
-	// MaxForegroundP99 is the latency of commands above which handoffs slow down.
-	// +kubebuilder:default="100ms"
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1ms') && duration(self) <= duration('1m')",message="must be from 1ms to 1m"
-	// +optional
-	MaxForegroundP99 *metav1.Duration `json:"maxForegroundP99,omitempty"`
-
 	// MaxOverrides bounds the vertices placed one by one; the others follow their slot.
 	// +kubebuilder:default=50000
 	// +kubebuilder:validation:Minimum=1

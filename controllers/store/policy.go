@@ -26,19 +26,18 @@ func policy(store *v1alpha1.Store) (*oraclev1.Policy, error) {
 		mode = v1alpha1.RebalancingOff
 	}
 	p := &oraclev1.Policy{
-		Mode:                    string(mode),
-		Approval:                string(spec.Approval),
-		CooldownSeconds:         seconds(spec.Cooldown),
-		WindowSeconds:           seconds(spec.Window),
-		Preconfiguration:        spec.Preconfiguration,
-		MaxMoves:                uint32(spec.MaxMoves), //nolint:gosec // validated: from 1
-		MaxBytes:                bytes(spec.MaxBytes),
-		RateBytesPerSecond:      bytes(spec.Rate),
-		ConcurrentHandoffs:      uint32(spec.ConcurrentHandoffs), //nolint:gosec // validated: from 1
-		MaxForegroundP99Seconds: seconds(spec.MaxForegroundP99),
-		MaxOverrides:            uint32(spec.MaxOverrides),    //nolint:gosec // validated: from 1
-		MinimumCommands:         uint64(spec.MinimumCommands), //nolint:gosec // validated: from 1
-		StepVertices:            uint32(spec.StepVertices),    //nolint:gosec // validated: from 1
+		Mode:               string(mode),
+		Approval:           string(spec.Approval),
+		CooldownSeconds:    seconds(spec.Cooldown),
+		WindowSeconds:      seconds(spec.Window),
+		Preconfiguration:   spec.Preconfiguration,
+		MaxMoves:           uint32(spec.MaxMoves), //nolint:gosec // validated: from 1
+		MaxBytes:           bytes(spec.MaxBytes),
+		RateBytesPerSecond: bytes(spec.Rate),
+		ConcurrentHandoffs: uint32(spec.ConcurrentHandoffs), //nolint:gosec // validated: from 1
+		MaxOverrides:       uint32(spec.MaxOverrides),       //nolint:gosec // validated: from 1
+		MinimumCommands:    uint64(spec.MinimumCommands),    //nolint:gosec // validated: from 1
+		StepVertices:       uint32(spec.StepVertices),       //nolint:gosec // validated: from 1
 	}
 	for _, share := range []struct {
 		field string

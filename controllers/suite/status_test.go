@@ -125,7 +125,7 @@ func TestPolicyReachesTheOracle(t *testing.T) {
 		}
 	}
 	eventually(t, "the policy", policyIs(func(p *oraclev1.Policy) bool {
-		return p.GetMode() == "Auto" && p.GetMpoShareThreshold() == 0.05 && p.GetRateBytesPerSecond() == 64<<20 && p.GetMaxForegroundP99Seconds() == 0.1 && p.GetWindowSeconds() == 30
+		return p.GetMode() == "Auto" && p.GetMpoShareThreshold() == 0.05 && p.GetRateBytesPerSecond() == 64<<20 && p.GetWindowSeconds() == 30
 	}))
 	base := store.DeepCopy()
 	store.Spec.Placement.Policy = v1alpha1.PlacementStatic

@@ -40,7 +40,6 @@ func WithDefaults(p *oraclev1.Policy) *oraclev1.Policy {
 	setDefault(&p.MaxBytes, 64<<30)
 	setDefault(&p.RateBytesPerSecond, 64<<20)
 	setDefault(&p.ConcurrentHandoffs, 2)
-	setDefault(&p.MaxForegroundP99Seconds, 0.1)
 	setDefault(&p.MaxOverrides, 50_000)
 	setDefault(&p.MinimumCommands, 1000)
 	setDefault(&p.StepVertices, 64)
@@ -76,7 +75,6 @@ func CheckPolicy(p *oraclev1.Policy) error {
 		{"window in seconds", p.GetWindowSeconds(), 0.1, 86_400},
 		{"imbalance tolerance", p.GetImbalanceTolerance(), 0.001, 1},
 		{"concurrent handoffs", float64(p.GetConcurrentHandoffs()), 1, 64},
-		{"foreground p99 in seconds", p.GetMaxForegroundP99Seconds(), 0.0001, 3600},
 		{"overrides", float64(p.GetMaxOverrides()), 1, 1_000_000},
 		{"vertices in a step", float64(p.GetStepVertices()), 1, 4096},
 	} {

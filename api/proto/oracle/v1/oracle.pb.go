@@ -1451,24 +1451,23 @@ type Policy struct {
 	// Auto, Manual or Off.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	// Automatic or Manual.
-	Approval                string  `protobuf:"bytes,2,opt,name=approval,proto3" json:"approval,omitempty"`
-	MpoShareThreshold       float64 `protobuf:"fixed64,3,opt,name=mpo_share_threshold,json=mpoShareThreshold,proto3" json:"mpo_share_threshold,omitempty"`
-	ImbalanceThreshold      float64 `protobuf:"fixed64,4,opt,name=imbalance_threshold,json=imbalanceThreshold,proto3" json:"imbalance_threshold,omitempty"`
-	MinimumGain             float64 `protobuf:"fixed64,5,opt,name=minimum_gain,json=minimumGain,proto3" json:"minimum_gain,omitempty"`
-	CooldownSeconds         float64 `protobuf:"fixed64,6,opt,name=cooldown_seconds,json=cooldownSeconds,proto3" json:"cooldown_seconds,omitempty"`
-	WindowSeconds           float64 `protobuf:"fixed64,7,opt,name=window_seconds,json=windowSeconds,proto3" json:"window_seconds,omitempty"`
-	ImbalanceTolerance      float64 `protobuf:"fixed64,8,opt,name=imbalance_tolerance,json=imbalanceTolerance,proto3" json:"imbalance_tolerance,omitempty"`
-	Preconfiguration        string  `protobuf:"bytes,9,opt,name=preconfiguration,proto3" json:"preconfiguration,omitempty"`
-	MaxMoves                uint32  `protobuf:"varint,10,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
-	MaxBytes                uint64  `protobuf:"varint,11,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
-	RateBytesPerSecond      uint64  `protobuf:"varint,12,opt,name=rate_bytes_per_second,json=rateBytesPerSecond,proto3" json:"rate_bytes_per_second,omitempty"`
-	ConcurrentHandoffs      uint32  `protobuf:"varint,13,opt,name=concurrent_handoffs,json=concurrentHandoffs,proto3" json:"concurrent_handoffs,omitempty"`
-	MaxForegroundP99Seconds float64 `protobuf:"fixed64,14,opt,name=max_foreground_p99_seconds,json=maxForegroundP99Seconds,proto3" json:"max_foreground_p99_seconds,omitempty"`
-	MaxOverrides            uint32  `protobuf:"varint,15,opt,name=max_overrides,json=maxOverrides,proto3" json:"max_overrides,omitempty"`
-	MinimumCommands         uint64  `protobuf:"varint,16,opt,name=minimum_commands,json=minimumCommands,proto3" json:"minimum_commands,omitempty"`
-	StepVertices            uint32  `protobuf:"varint,17,opt,name=step_vertices,json=stepVertices,proto3" json:"step_vertices,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	Approval           string  `protobuf:"bytes,2,opt,name=approval,proto3" json:"approval,omitempty"`
+	MpoShareThreshold  float64 `protobuf:"fixed64,3,opt,name=mpo_share_threshold,json=mpoShareThreshold,proto3" json:"mpo_share_threshold,omitempty"`
+	ImbalanceThreshold float64 `protobuf:"fixed64,4,opt,name=imbalance_threshold,json=imbalanceThreshold,proto3" json:"imbalance_threshold,omitempty"`
+	MinimumGain        float64 `protobuf:"fixed64,5,opt,name=minimum_gain,json=minimumGain,proto3" json:"minimum_gain,omitempty"`
+	CooldownSeconds    float64 `protobuf:"fixed64,6,opt,name=cooldown_seconds,json=cooldownSeconds,proto3" json:"cooldown_seconds,omitempty"`
+	WindowSeconds      float64 `protobuf:"fixed64,7,opt,name=window_seconds,json=windowSeconds,proto3" json:"window_seconds,omitempty"`
+	ImbalanceTolerance float64 `protobuf:"fixed64,8,opt,name=imbalance_tolerance,json=imbalanceTolerance,proto3" json:"imbalance_tolerance,omitempty"`
+	Preconfiguration   string  `protobuf:"bytes,9,opt,name=preconfiguration,proto3" json:"preconfiguration,omitempty"`
+	MaxMoves           uint32  `protobuf:"varint,10,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
+	MaxBytes           uint64  `protobuf:"varint,11,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	RateBytesPerSecond uint64  `protobuf:"varint,12,opt,name=rate_bytes_per_second,json=rateBytesPerSecond,proto3" json:"rate_bytes_per_second,omitempty"`
+	ConcurrentHandoffs uint32  `protobuf:"varint,13,opt,name=concurrent_handoffs,json=concurrentHandoffs,proto3" json:"concurrent_handoffs,omitempty"`
+	MaxOverrides       uint32  `protobuf:"varint,15,opt,name=max_overrides,json=maxOverrides,proto3" json:"max_overrides,omitempty"`
+	MinimumCommands    uint64  `protobuf:"varint,16,opt,name=minimum_commands,json=minimumCommands,proto3" json:"minimum_commands,omitempty"`
+	StepVertices       uint32  `protobuf:"varint,17,opt,name=step_vertices,json=stepVertices,proto3" json:"step_vertices,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -1588,13 +1587,6 @@ func (x *Policy) GetRateBytesPerSecond() uint64 {
 func (x *Policy) GetConcurrentHandoffs() uint32 {
 	if x != nil {
 		return x.ConcurrentHandoffs
-	}
-	return 0
-}
-
-func (x *Policy) GetMaxForegroundP99Seconds() float64 {
-	if x != nil {
-		return x.MaxForegroundP99Seconds
 	}
 	return 0
 }
@@ -2994,7 +2986,7 @@ const file_oracle_v1_oracle_proto_rawDesc = "" +
 	"\rTracedCommand\x12\x1a\n" +
 	"\bvertices\x18\x01 \x03(\fR\bvertices\x12\x16\n" +
 	"\x06weight\x18\x02 \x01(\x01R\x06weight\"\x10\n" +
-	"\x0eReportResponse\"\xbb\x05\n" +
+	"\x0eReportResponse\"\x84\x05\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1a\n" +
 	"\bapproval\x18\x02 \x01(\tR\bapproval\x12.\n" +
@@ -3009,11 +3001,10 @@ const file_oracle_v1_oracle_proto_rawDesc = "" +
 	" \x01(\rR\bmaxMoves\x12\x1b\n" +
 	"\tmax_bytes\x18\v \x01(\x04R\bmaxBytes\x121\n" +
 	"\x15rate_bytes_per_second\x18\f \x01(\x04R\x12rateBytesPerSecond\x12/\n" +
-	"\x13concurrent_handoffs\x18\r \x01(\rR\x12concurrentHandoffs\x12;\n" +
-	"\x1amax_foreground_p99_seconds\x18\x0e \x01(\x01R\x17maxForegroundP99Seconds\x12#\n" +
+	"\x13concurrent_handoffs\x18\r \x01(\rR\x12concurrentHandoffs\x12#\n" +
 	"\rmax_overrides\x18\x0f \x01(\rR\fmaxOverrides\x12)\n" +
 	"\x10minimum_commands\x18\x10 \x01(\x04R\x0fminimumCommands\x12#\n" +
-	"\rstep_vertices\x18\x11 \x01(\rR\fstepVertices\"F\n" +
+	"\rstep_vertices\x18\x11 \x01(\rR\fstepVerticesJ\x04\b\x0e\x10\x0f\"F\n" +
 	"\x10SetPolicyRequest\x122\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1a.kolocate.oracle.v1.PolicyR\x06policy\"(\n" +
 	"\x10SetShardsRequest\x12\x14\n" +
